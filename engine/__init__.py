@@ -1,0 +1,1 @@
+"""The reference deployment and the draft model: everything that computes."""

@@ -1,0 +1,50 @@
+"""Faults that can be switched on in a running deployment: the one place where anything is broken on purpose.
+
+Ids are those of the fault catalogue. Each fault changes what the engine does, and nothing that it says about itself.
+
+Shapes: T rows, A slots, F target width.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spectrace.tracer.errors import UserError
+
+__all__ = ["FAULTS", "Fault", "find_faults"]
+
+Boundaries = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: which boundaries are captured instead (given L), and what becomes of the features on their way."""
+
+    id: str
+    title: str
+    wiring: Callable[[Boundaries, int], Boundaries] = lambda wiring, _layers: wiring
+    hand_off: Callable[[Tensor], Tensor] = lambda features_TAF: features_TAF
+
+
+FAULTS = {
+    fault.id: fault
+    for fault in (
+        Fault("W1", "every boundary one too early", wiring=lambda w, _: tuple(max(b - 1, 0) for b in w)),
+        Fault("W2", "every boundary one too late", wiring=lambda w, layers: tuple(min(b + 1, layers) for b in w)),
+        Fault("W3", "the first slot missing, one before the last layers added", wiring=lambda w, n: (*w[1:], n - 3)),
+        Fault("W4", "the engine's default boundaries", wiring=lambda _, layers: (2, layers // 2, layers - 3)),
+        Fault("W5", "slots in reverse order", wiring=lambda w, _: w[::-1]),
+        Fault("W6", "the first boundary twice", wiring=lambda w, _: (w[0], *w[:-1])),
+        Fault("M3", "features zero", hand_off=torch.zeros_like),
+    )
+}
+
+
+def find_faults(ids: Sequence[str]) -> tuple[Fault, ...]:
+    """The faults of some ids; raises UserError for one that does not exist."""
+    for name in ids:
+        if name not in FAULTS:
+            raise UserError(f"--fault {name}: no such fault; known are {', '.join(FAULTS)}")
+    return tuple(FAULTS[name] for name in ids)

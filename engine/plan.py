@@ -1,0 +1,108 @@
+"""What the scheduler, the target and the draft tell each other: small, plain records; tensors travel by reference."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from torch import Tensor
+
+from spectrace.tracer.rows import Phase
+
+__all__ = [
+    "CaptureHiddenMode", "Decision", "DraftGroup", "DraftStep", "DraftTree", "LogitsProcessorOutput", "TargetGroup",
+    "TargetStep",
+]  # fmt: skip
+
+
+class CaptureHiddenMode(IntEnum):
+    """Which rows of a pass deliver hidden states, as in SGLang."""
+
+    NULL = 0
+    LAST = 1
+    FULL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsProcessorOutput:
+    """What the target hands to the draft: `hidden_states` [rows, A*F], the wiring's boundaries of the rows that count."""
+
+    hidden_states: Tensor
+    capture_hidden_mode: CaptureHiddenMode
+
+
+@dataclass(frozen=True, slots=True)
+class TargetGroup:
+    """One request's rows in one target pass: a chunk of its prompt, or the tree of a round (node 0 is the root)."""
+
+    request: int
+    pass_: int
+    phase: Phase
+    round: int
+    position: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    answers: bool
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """How deep each node lies below the first row; its position is `position + level`."""
+        levels: list[int] = []
+        for parent in self.parents:
+            levels.append(0 if parent < 0 else levels[parent] + 1)
+        return tuple(levels)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStep:
+    """One packed forward of the target; `released` requests are gone since the last one."""
+
+    number: int
+    groups: tuple[TargetGroup, ...]
+    released: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the target made of one group: its own token after every row, the rows it accepted, and the token it adds.
+
+    `bonus` is None inside a prompt.
+    """
+
+    request: int
+    target_tokens: tuple[int, ...]
+    path: tuple[int, ...]
+    bonus: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftGroup:
+    """One request's draft rows of one pass: row i stands at `position + i` and takes `tokens[i]`, the token after it.
+
+    Its feature is row `source + i` of what the target handed over. `depth` is how many tokens to draft; 0 only extends
+    the draft's cache.
+    """
+
+    request: int
+    pass_: int
+    round: int
+    position: int
+    source: int
+    tokens: tuple[int, ...]
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """The draft forwards that one target pass feeds; released requests will not come back."""
+
+    number: int
+    groups: tuple[DraftGroup, ...]
+    released: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """Drafted nodes below the root, in order; a parent of -1 is the root."""
+
+    request: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]

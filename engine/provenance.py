@@ -1,0 +1,70 @@
+"""Everything that decides a run, as a trace's manifest says it: models, wiring, versions, switches."""
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from spectrace.engine.checkpoint import DraftCheckpoint, Wiring, read_config
+from spectrace.tracer.fingerprint import file_fingerprint
+
+__all__ = ["describe_run"]
+
+_PACKAGES = ("spectrace", "torch", "transformers", "ray", "pyarrow", "numpy", "safetensors")
+_SWITCHES = ("SPECTRACE_", "CUDA_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "NCCL_", "GLOO_", "RAY_", "HF_", "TRANSFORMERS_")
+
+
+def describe_run(
+    *, target: Path, draft: DraftCheckpoint | None, wiring: Wiring, dtype: str, serving: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The manifest of a run of the reference engine; `wiring` is what the engine resolved, by its own account."""
+    config = read_config(target)
+    return {
+        "engine": "spectrace",
+        "target": {
+            "path": str(target.absolute()),
+            "architectures": config.get("architectures"),
+            "config": config,
+            "fingerprints": _fingerprints(target),
+        },
+        "draft": None if draft is None else _describe_draft(draft),
+        "wiring": {
+            "configured": asdict(draft.wiring) if draft and draft.wiring else None,
+            "resolved": asdict(wiring),
+        },
+        "capture_hidden_mode": "full" if serving["depth"] else "null",
+        "dtype": dtype,
+        "tensor_parallel": {"target": 1, "draft": 1},
+        "serving": dict(serving),
+        "sampling": {"temperature": 0.0, "seed": None},
+        "versions": {"python": platform.python_version(), **_versions()},
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SWITCHES)},
+        "machine": {"platform": platform.platform(), "cpus": os.cpu_count()},
+    }
+
+
+def _describe_draft(draft: DraftCheckpoint) -> dict[str, Any]:
+    return {
+        "path": str(draft.folder.absolute()),
+        "spec": asdict(draft.spec),
+        "report": {**{name: getattr(draft.report, name) for name in draft.report.__slots__}},
+        "config": read_config(draft.folder),
+        "fingerprints": _fingerprints(draft.folder),
+    }
+
+
+def _fingerprints(folder: Path) -> dict[str, str]:
+    return {path.name: file_fingerprint(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found

@@ -1,0 +1,36 @@
+"""Where one call of the deployment records to: the same few facts for every actor, so that each opens its own writer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spectrace.tracer.recorder import Recorder
+from spectrace.tracer.rows import Level
+
+__all__ = ["Recording", "shut"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A trace's folder and level, and what each role says about itself in its writer's manifest."""
+
+    folder: Path
+    level: Level
+    facts: Mapping[str, Mapping[str, Any]]
+
+    def open(self, role: str) -> Recorder:
+        """A recorder for this process."""
+        return Recorder(self.folder, role=role, level=self.level, facts=self.facts.get(role, {}))
+
+
+def shut(recorder: Recorder | None) -> str | None:
+    """Close a recorder; returns what was lost and why, or None when the record is whole."""
+    if recorder is None:
+        return None
+    account = recorder.close()
+    lost = {name: counts.dropped + counts.failed for name, counts in account.families.items()}
+    if recorder.failure or any(lost.values()):
+        rows = ", ".join(f"{count} {name}" for name, count in lost.items() if count)
+        return f"{recorder.name}: rows lost: {rows or 'none'}; {recorder.failure or 'the queue was full'}"
+    return None

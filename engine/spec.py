@@ -1,0 +1,106 @@
+"""What a draft computes, as explicit switches. Nothing about a draft is decided by a tensor's width.
+
+Every published EAGLE-3 dialect is a delta from EAGLE's `cnets.py`; a delta is one switch here, read by `draft.py` and
+filled in by `checkpoint.py`.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["DraftSpec", "FuseNorm", "GqaSpec", "MlaSpec", "RopeKind", "RopeSpec", "Stream"]
+
+
+class Stream(StrEnum):
+    """Which side of a norm a tensor is taken from."""
+
+    PRE_NORM = "pre_norm"
+    POST_NORM = "post_norm"
+
+
+class FuseNorm(StrEnum):
+    """The norm over the concatenated target features before `fc`: none, one over all slots, or one per slot."""
+
+    NONE = "none"
+    WHOLE = "whole"
+    PER_SLOT = "per_slot"
+
+
+class RopeKind(StrEnum):
+    """How the rotary frequencies are stretched beyond the base context."""
+
+    DEFAULT = "default"
+    LINEAR = "linear"
+    LLAMA3 = "llama3"
+    YARN = "yarn"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding: base `theta`, the stretching, and whether pairs are (2i, 2i+1) or (i, i + D/2)."""
+
+    theta: float = 10000.0
+    kind: RopeKind = RopeKind.DEFAULT
+    factor: float = 1.0
+    original_context: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    cos_scale: float = 1.0
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GqaSpec:
+    """Grouped-query attention: `heads` query heads over `kv_heads` key and value heads of width `head_dim`."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class MlaSpec:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): low-rank queries, one latent for keys and values.
+
+    `q_rank` None means a full query projection. `softmax_scale` multiplies (nope_dim + rope_dim) ** -0.5; under YaRN
+    DeepSeek sets it to mscale ** 2.
+    """
+
+    heads: int
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    softmax_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSpec:
+    """A draft's shapes and switches. Widths in elements, `slots` is the number of boundaries that `fc` takes."""
+
+    width: int
+    target_width: int
+    slots: int
+    mlp_width: int
+    target_vocab: int
+    draft_vocab: int
+    attention: GqaSpec | MlaSpec
+    rope: RopeSpec = RopeSpec()
+    residual: Stream = Stream.PRE_NORM
+    feedback: Stream = Stream.PRE_NORM
+    fuse_norm: FuseNorm = FuseNorm.NONE
+    own_embedding: bool = False
+    own_head: bool = True
+    norm_eps: float = 1e-6
+
+    @property
+    def features_width(self) -> int:
+        """Width of a depth-0 input row, `slots * target_width`."""
+        return self.slots * self.target_width
+
+    @property
+    def rope_width(self) -> int:
+        """How many dimensions of a head are rotated."""
+        return self.attention.rope_dim if isinstance(self.attention, MlaSpec) else self.attention.head_dim

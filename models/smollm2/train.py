@@ -1,0 +1,318 @@
+"""Train the EAGLE-3 draft of SmolLM2-135M-Instruct on boundaries (0, 3, 16), with training-time test.
+
+Step d of base row p reads the state that step d-1 fed back, the true token p+1+d and RoPE position p+d; it sees the
+step-0 rows up to p and its own branch, and is taught the target's distribution for token p+2+d over the kept
+vocabulary (arXiv 2503.01840, section 3.2). Resumes from its own checkpoint; the log is one JSON object a line.
+"""
+
+import hashlib
+import json
+import math
+import time
+from dataclasses import dataclass, field
+from itertools import count, islice
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+from features import read_text
+from safetensors.torch import load_file, save_file
+from spectrace.engine.draft import DraftModel
+from spectrace.engine.spec import DraftSpec, GqaSpec, RopeSpec
+from target import CACHE, ensure_target
+from torch import Tensor
+from torch.nn import functional as F
+
+HERE = Path(__file__).parent
+WIRING = (0, 3, 16)
+KEPT = 8192
+TEST_STEPS = 3
+STEP_DECAY = 0.8
+WALK_DEPTH = 3
+HELD_OUT_SHARE = 24
+WIDTH, HEADS, KV_HEADS, HEAD_DIM, MLP_WIDTH, VOCAB = 576, 9, 3, 64, 2048, 49152
+SPEC = DraftSpec(
+    width=WIDTH, target_width=WIDTH, slots=len(WIRING), mlp_width=MLP_WIDTH, target_vocab=VOCAB, draft_vocab=KEPT,
+    attention=GqaSpec(HEADS, KV_HEADS, HEAD_DIM), rope=RopeSpec(theta=100000.0), norm_eps=1e-5,
+)  # fmt: skip
+
+
+def is_held_out(text: str) -> bool:
+    """Whether a prompt is kept for measuring; decided by its words alone, so that new text cannot move it."""
+    return int(hashlib.sha256(text.encode()).hexdigest(), 16) % HELD_OUT_SHARE == 0
+
+
+def measuring_prompts() -> set[str]:
+    """Texts of the prompts used for measuring, which no training answer may have."""
+    lines = [line for path in (HERE / "prompts").glob("*.jsonl") for line in path.read_text("utf-8").splitlines()]
+    return {json.loads(line)["text"] for line in lines}
+
+
+def shifted(x_BT: Tensor, by: int) -> Tensor:
+    """x moved left along the row, zeros coming in at the end."""
+    return F.pad(x_BT[:, by:], (0, by))
+
+
+class UnrolledAttend:
+    """Training-time test: step 0 is causal; step d sees step 0 up to its base row and steps 1..d of its own branch."""
+
+    def __init__(self, batch: int, length: int) -> None:
+        self.shape = (batch, length)
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.causal = torch.ones(length, length, dtype=torch.bool).tril()
+
+    def __call__(self, q_TND: Tensor, k_TMD: Tensor, v_TME: Tensor, *, scale: float) -> Tensor:
+        share = q_TND.shape[1] // k_TMD.shape[1]
+        q, k, v = (x.unflatten(0, self.shape).transpose(1, 2) for x in (q_TND, k_TMD, v_TME))
+        self.keys.append(k.repeat_interleave(share, 1))
+        self.values.append(v.repeat_interleave(share, 1))
+        past = (q @ self.keys[0].transpose(-1, -2)).float().masked_fill(~self.causal, -torch.inf)
+        branch = [(q * key).sum(-1, keepdim=True).float() for key in self.keys[1:]]
+        weights = (torch.cat([past, *branch], -1) * scale).softmax(-1).to(v.dtype)
+        length = self.shape[1]
+        mixed = weights[..., :length] @ self.values[0]
+        for depth, value in enumerate(self.values[1:]):
+            mixed = mixed + weights[..., length + depth : length + depth + 1] * value
+        return mixed.transpose(1, 2).flatten(0, 1)
+
+
+@dataclass
+class Text:
+    """The target's text with its features, memory-mapped; answer i is rows starts[i]:starts[i+1]."""
+
+    folder: Path
+    answers: list[dict] = field(default_factory=read_text)
+
+    def __post_init__(self) -> None:
+        self.tokens = np.fromfile(self.folder / "tokens.i32", np.int32)
+        self.loss = np.fromfile(self.folder / "loss.u8", np.uint8)
+        self.starts = np.fromfile(self.folder / "starts.i64", np.int64)
+        assert len(self.starts) == len(self.answers) + 1, "the features are of another text: run features.py again"
+        self.features = {
+            name: np.memmap(self.folder / f"{name}.bf16", np.int16, "r").reshape(-1, WIDTH)
+            for name in ("b3", "b16", "final")
+        }
+        measuring = measuring_prompts()
+        held = [answer["text"] in measuring or is_held_out(answer["text"]) for answer in self.answers]
+        self.train = [i for i, out in enumerate(held) if not out]
+        self.held = [i for i, out in enumerate(held) if out]
+        assert not measuring & {self.answers[i]["text"] for i in self.train}
+        assert not {self.answers[i]["text"] for i in self.held} & {self.answers[i]["text"] for i in self.train}
+
+    def batch(self, rows: list[int]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Padded tokens [B, T], loss mask [B, T] and features [B, T, F] of some answers."""
+        spans = [slice(self.starts[i], self.starts[i + 1]) for i in rows]
+        longest = max(span.stop - span.start for span in spans)
+        tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
+        mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+        features = {name: torch.zeros(len(rows), longest, WIDTH, dtype=torch.bfloat16) for name in self.features}
+        for row, span in enumerate(spans):
+            length = span.stop - span.start
+            tokens[row, :length] = torch.from_numpy(self.tokens[span].astype(np.int64))
+            mask[row, :length] = torch.from_numpy(self.loss[span].astype(bool))
+            for name, file in self.features.items():
+                features[name][row, :length] = torch.from_numpy(file[span].copy()).view(torch.bfloat16)
+        return tokens, mask, features
+
+    def groups(self, batch_tokens: int, generator: np.random.Generator) -> list[list[int]]:
+        """The training answers once, in random batches of similar length."""
+        lengths = np.diff(self.starts)[self.train] + generator.uniform(0, 24, len(self.train))
+        groups: list[list[int]] = [[]]
+        for i in np.array(self.train)[np.argsort(lengths)]:
+            longest = max(int(self.starts[j + 1] - self.starts[j]) for j in [*groups[-1], i])
+            if groups[-1] and (len(groups[-1]) + 1) * longest > batch_tokens:
+                groups.append([])
+            groups[-1].append(int(i))
+        return [groups[i] for i in generator.permutation(len(groups))]
+
+
+class Trainer:
+    """The draft, what it learns from, and how far it has come."""
+
+    def __init__(self, text: Text, weights: dict[str, Tensor]) -> None:
+        self.text = text
+        self.embedding = weights["model.embed_tokens.weight"].float()
+        trained = np.concatenate([text.answers[i]["gen"] for i in text.train])
+        counts = np.bincount(trained, minlength=VOCAB)
+        self.coverage = float(np.sort(counts)[-KEPT:].sum() / counts.sum())
+        self.kept = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:KEPT]).copy())
+        self.is_kept = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, self.kept, True)
+        self.kept_head = self.embedding[self.kept].to(torch.bfloat16)
+        self.full_head = self.embedding.to(torch.bfloat16)
+        self.draft = DraftModel(SPEC)
+        self.initialise(weights)
+        self.draft.d2t.copy_(self.kept - torch.arange(KEPT))
+
+    @torch.no_grad()
+    def initialise(self, weights: dict[str, Tensor]) -> None:
+        """Head and norm from the target, `fc` passing the deepest slot through, the rest small and random."""
+        for name, parameter in self.draft.named_parameters():
+            if parameter.ndim == 2:
+                torch.nn.init.normal_(parameter, std=0.02)
+        self.draft.embedding.weight.copy_(self.embedding)
+        self.draft.embedding.weight.requires_grad_(False)
+        self.draft.head.weight.copy_(self.embedding[self.kept])
+        self.draft.output_norm.weight.copy_(weights["model.norm.weight"])
+        self.draft.fc.weight[:, 2 * WIDTH :] += torch.eye(WIDTH)
+
+    def inputs(self, tokens: Tensor, features: dict[str, Tensor]) -> Tensor:
+        slots = {0: F.embedding(tokens, self.embedding), 3: features["b3"], 16: features["b16"]}
+        return torch.cat([slots[boundary].float() for boundary in WIRING], -1).flatten(0, 1)
+
+    def unroll(self, tokens: Tensor, features: dict[str, Tensor], steps: int, *, own_tokens: bool = False) -> list[Tensor]:
+        """What the head reads, [B*T, H], at every step; deeper tokens are the true ones, or the draft's own choices."""
+        batch, length = tokens.shape
+        attend = UnrolledAttend(batch, length)
+        state = self.draft.fuse(self.inputs(tokens, features))
+        positions = torch.arange(length).repeat(batch)
+        outputs: list[Tensor] = []
+        for step in range(steps):
+            fed = self.choices(outputs[-1]) if step and own_tokens else shifted(tokens, 1 + step).flatten()
+            hidden, state = self.draft(fed, state, positions + step, attend)
+            outputs.append(hidden)
+        return outputs
+
+    def choices(self, hidden: Tensor) -> Tensor:
+        """The draft's greedy tokens, as target ids."""
+        return self.draft.to_target(self.draft.logits(hidden).argmax(-1))
+
+    def loss(self, rows: list[int]) -> Tensor:
+        tokens, mask, features = self.text.batch(rows)
+        taught = shifted(mask, 1).flatten().nonzero()[:, 0]
+        place = torch.zeros(mask.numel(), dtype=torch.int64).index_put_((taught,), torch.arange(len(taught)))
+        with torch.no_grad():
+            wanted = F.linear(features["final"].flatten(0, 1)[taught], self.kept_head).softmax(-1)
+        total, weight = torch.zeros(()), 0.0
+        with torch.autocast("cpu", torch.bfloat16):
+            for step, hidden in enumerate(self.unroll(tokens, features, TEST_STEPS)):
+                use = shifted(mask, 2 + step).flatten().nonzero()[:, 0]
+                target = wanted[place[use + 1 + step]].float()
+                total = total + STEP_DECAY**step * F.cross_entropy(self.draft.logits(hidden[use]).float(), target)
+                weight += STEP_DECAY**step
+        return total / weight
+
+    @torch.no_grad()
+    def measure(self, limit: int = 96) -> dict[str, object]:
+        """Held-out accuracy per step (teacher-forced; a hit is the full-vocabulary argmax) and the greedy walk at depth 3."""
+        hits, totals = np.zeros(TEST_STEPS), np.zeros(TEST_STEPS)
+        rounds = correct = 0
+        for i in self.text.held[:limit]:
+            tokens, mask, features = self.text.batch([i])
+            best = F.linear(features["final"], self.full_head).argmax(-1)
+            with torch.autocast("cpu", torch.bfloat16):
+                for step, hidden in enumerate(self.unroll(tokens, features, TEST_STEPS)):
+                    use = shifted(mask, 2 + step)[0]
+                    hits[step] += int((self.choices(hidden) == shifted(best, 1 + step)[0])[use].sum())
+                    totals[step] += int(use.sum())
+                if self.text.answers[i]["temperature"] == 0:
+                    free = self.unroll(tokens, features, WALK_DEPTH, own_tokens=True)
+                    drafts = [self.choices(hidden).tolist() for hidden in free]
+                    walked = self.walk(tokens[0].tolist(), int(mask.int().argmax()), drafts)
+                    rounds, correct = rounds + walked[0], correct + walked[1]
+        return {
+            "accuracy": [round(x, 4) for x in (hits / totals).tolist()],
+            "walk_acceptance": round(1 + correct / rounds, 4),
+        }
+
+    @staticmethod
+    def walk(tokens: list[int], first: int, drafts: list[list[int]]) -> tuple[int, int]:
+        """Rounds and correct drafts of t <- t + n + 1; a round cut by the end of the text is left out."""
+        rounds = correct = 0
+        t = first
+        while t < len(tokens) - 1:
+            n = 0
+            while n < len(drafts) and t + 1 + n < len(tokens) and drafts[n][t - 1] == tokens[t + 1 + n]:
+                n += 1
+            if t + 1 + n == len(tokens):
+                break
+            rounds, correct, t = rounds + 1, correct + n, t + n + 1
+        return rounds, correct
+
+    def save(self, folder: Path) -> None:
+        """Write the draft in EAGLE's layout: bf16, embedding left to the target, ids under both published keys."""
+        names = {
+            "fc.weight": "fc.weight", "embedding_norm.weight": "midlayer.input_layernorm.weight",
+            "feature_norm.weight": "midlayer.hidden_norm.weight", "mlp_norm.weight": "midlayer.post_attention_layernorm.weight",
+            "output_norm.weight": "norm.weight", "head.weight": "lm_head.weight",
+            **{f"attention.{x}.weight": f"midlayer.self_attn.{x}_proj.weight" for x in "qkvo"},
+            **{f"mlp.{x}.weight": f"midlayer.mlp.{x}_proj.weight" for x in ("gate", "up", "down")},
+        }  # fmt: skip
+        state = self.draft.state_dict()
+        tensors = {theirs: state[ours].to(torch.bfloat16).contiguous() for ours, theirs in names.items()}
+        tensors |= {"d2t": state["d2t"], "t2d": self.is_kept}
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / "model.safetensors")
+        config = {
+            "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "dtype": "bfloat16",
+            "hidden_size": WIDTH, "target_hidden_size": WIDTH, "intermediate_size": MLP_WIDTH, "num_hidden_layers": 1,
+            "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "hidden_act": "silu",
+            "rms_norm_eps": SPEC.norm_eps, "rope_theta": SPEC.rope.theta, "max_position_embeddings": 8192,
+            "vocab_size": VOCAB, "draft_vocab_size": KEPT, "tie_word_embeddings": False,
+            "bos_token_id": 1, "eos_token_id": 2,
+            "eagle_aux_hidden_state_layer_ids": list(WIRING),
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [boundary - 1 for boundary in WIRING]},
+        }  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+
+
+@click.command()
+@click.option("--steps", default=4000, help="Optimiser steps in all; the cosine ends there.")
+@click.option("--batch-tokens", default=3072, help="Padded tokens a step.")
+@click.option("--rate", default=1e-3, help="Peak learning rate of AdamW.")
+@click.option("--seed", default=7)
+@click.option("--measure-every", default=200)
+@click.option("--features", "folder", type=Path, default=CACHE / "features")
+@click.option("--run", type=Path, default=CACHE / "train", help="Where the checkpoint lives.")
+@click.option("--out", type=Path, default=HERE / "draft")
+@click.option("--stop-after", type=int, default=None, help="Stop at this step without ending the schedule.")
+def main(
+    steps: int, batch_tokens: int, rate: float, seed: int, measure_every: int, folder: Path, run: Path, out: Path,
+    stop_after: int | None,
+) -> None:  # fmt: skip
+    """Train, or go on training, until --steps."""
+    torch.manual_seed(seed)
+    trainer = Trainer(Text(folder), load_file(ensure_target() / "model.safetensors"))
+    parameters = [p for p in trainer.draft.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda s: min(1.0, (s + 1) / 100) * (0.02 + 0.98 * (1 + math.cos(math.pi * min(s / steps, 1))) / 2)
+    )
+    run.mkdir(parents=True, exist_ok=True)
+    step, log = 0, out.parent / "training-log.jsonl"
+    if (run / "state.pt").exists():
+        state = torch.load(run / "state.pt")
+        trainer.draft.load_state_dict(state["draft"])
+        optimiser.load_state_dict(state["optimiser"])
+        schedule.load_state_dict(state["schedule"])
+        step = state["step"]
+    print(f"{len(trainer.text.train)} answers to train on, {len(trainer.text.held)} held out, coverage {trainer.coverage:.4f}")
+    started, recent = time.time(), list[float]()
+    batches = (rows for epoch in count() for rows in trainer.text.groups(batch_tokens, np.random.default_rng((seed, epoch))))
+    for rows in islice(batches, step, stop_after or steps):
+        loss = trainer.loss(rows)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimiser.step()
+        schedule.step()
+        step += 1
+        recent.append(float(loss.detach()))
+        if step % measure_every and step < (stop_after or steps):
+            continue
+        line = {"step": step, "loss": round(float(np.mean(recent)), 4), **trainer.measure(), "secs": round(time.time() - started)}
+        recent.clear()
+        print(json.dumps(line), flush=True)
+        with log.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line) + "\n")
+        torch.save(
+            {"draft": trainer.draft.state_dict(), "optimiser": optimiser.state_dict(), "schedule": schedule.state_dict(),
+             "step": step}, run / "state.partial",
+        )  # fmt: skip
+        (run / "state.partial").rename(run / "state.pt")
+        trainer.save(out)
+
+
+if __name__ == "__main__":
+    main()

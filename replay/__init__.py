@@ -1,0 +1,1 @@
+"""Reading traces: replay, walk, compare, diagnose. Nothing here starts an engine."""
