@@ -86,7 +86,8 @@ def render_check(verdict: Verdict) -> RenderableType:
 def _summary(verdict: Verdict) -> str:
     if verdict.exit_code == 3:
         damage = [problem for problem in verdict.problems if problem.damage]
-        return f"damaged in {len(damage)} places, costing {sum(problem.rows_lost for problem in damage)} rows or more"
+        places = f"{len(damage)} place{'s' * (len(damage) != 1)}"
+        return f"damaged in {places}, costing {sum(problem.rows_lost for problem in damage)} rows or more"
     if not verdict.sealed:
         return "unsealed: the recording was interrupted or is still running; all acknowledged bytes are whole"
     return "sealed and whole" if verdict.ok else "sealed; all recorded bytes are whole, but rows are missing"

@@ -15,7 +15,15 @@ from torch.nn import functional as F
 from spectrace.engine.rope import inverse_frequencies, rotary_table, rotate
 from spectrace.engine.spec import DraftSpec, GqaSpec, MlaSpec
 
-__all__ = ["Attend", "GroupedQueryAttention", "KeyValueCache", "LatentAttention", "PackedAttend", "RmsNorm", "attend_dense"]
+__all__ = [
+    "Attend",
+    "GroupedQueryAttention",
+    "KeyValueCache",
+    "LatentAttention",
+    "PackedAttend",
+    "RmsNorm",
+    "attend_dense",
+]
 
 
 class RmsNorm(nn.Module):

@@ -31,7 +31,7 @@ class _Mlp(nn.Module):
 
 
 class DraftModel(nn.Module):
-    """One draft for every dialect; `spec` holds the switches. The same module runs in the engine, replay and training."""
+    """One draft for every dialect; `spec` holds the switches. The same module serves engine, replay and training."""
 
     def __init__(self, spec: DraftSpec) -> None:
         super().__init__()

@@ -58,9 +58,6 @@ class DraftShard:
         self.model = build_draft(read_draft(folder), target=target, dtype=dtype)
         self.recorder: Recorder | None = None
 
-    def ready(self) -> None:
-        """Answers once the model is loaded."""
-
     def serve(self, recording: Recording | None) -> None:
         """Start a call with an empty cache, recording into a trace if there is one."""
         self.cache, self.table = KeyValueCache(), RowTable()

@@ -87,7 +87,7 @@ class RowTable:
         alive = self.owners != _NOBODY
         if len(self) == 0 or (~alive).mean() <= slack:
             return None
-        kept = alive.nonzero()[0]
+        kept: Int = alive.nonzero()[0]
         self.owners, self.committed = self.owners[kept], self.committed[kept]
         self.parents = np.full(len(kept), -1)
         return kept

@@ -23,7 +23,7 @@ class CaptureHiddenMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessorOutput:
-    """What the target hands to the draft: `hidden_states` [rows, A*F], the wiring's boundaries of the rows that count."""
+    """What the target hands to the draft: `hidden_states` [rows, A*F], the wiring's boundaries of accepted rows."""
 
     hidden_states: Tensor
     capture_hidden_mode: CaptureHiddenMode

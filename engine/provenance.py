@@ -8,13 +8,27 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from spectrace.engine.checkpoint import DraftCheckpoint, Wiring, read_config
+from spectrace.engine.checkpoint import DraftCheckpoint
+from spectrace.engine.dialect import Wiring
+from spectrace.engine.fields import read_config
 from spectrace.tracer.fingerprint import file_fingerprint
 
 __all__ = ["describe_run"]
 
 _PACKAGES = ("spectrace", "torch", "transformers", "ray", "pyarrow", "numpy", "safetensors")
-_SWITCHES = ("SPECTRACE_", "CUDA_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "NCCL_", "GLOO_", "RAY_", "HF_", "TRANSFORMERS_")
+_SWITCHES = (
+    "SPECTRACE_",
+    "CUDA_",
+    "TORCH_",
+    "PYTORCH_",
+    "OMP_",
+    "MKL_",
+    "NCCL_",
+    "GLOO_",
+    "RAY_",
+    "HF_",
+    "TRANSFORMERS_",
+)
 
 
 def describe_run(

@@ -1,4 +1,4 @@
-"""Where one call of the deployment records to: the same few facts for every actor, so that each opens its own writer."""
+"""Where one call of the deployment records to: what every process needs to open its own writer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ __all__ = ["Recording", "shut"]
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A trace's folder and level, and what each role says about itself in its writer's manifest."""
+    """A trace's folder and level, and what each role says about itself: `expects` are the families it promises."""
 
     folder: Path
     level: Level

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spectrace.engine.spec import RopeKind, RopeSpec
 
-__all__ = ["inverse_frequencies", "rotate", "rotary_table"]
+__all__ = ["inverse_frequencies", "rotary_table", "rotate"]
 
 
 def inverse_frequencies(spec: RopeSpec, width: int) -> Tensor:

@@ -54,7 +54,8 @@ class Scheduler:
         self.finished: list[Request] = []
         self.requests: dict[int, Request] = {}
         self.steps = 0
-        self._released: list[int] = []
+        self._target_frees: list[int] = []
+        self._draft_frees: list[int] = []
         self._planned: dict[int, TargetGroup] = {}
 
     def add(self, request: Request) -> None:
@@ -77,8 +78,8 @@ class Scheduler:
         if not groups:
             return None
         self._planned = {group.request: group for group in groups}
-        step = TargetStep(self.steps, tuple(groups), tuple(self._released))
-        self._released.clear()
+        step = TargetStep(self.steps, tuple(groups), tuple(self._target_frees))
+        self._target_frees.clear()
         self.steps += 1
         return step
 
@@ -128,7 +129,12 @@ class Scheduler:
                         depth=self.depth if group.answers else 0,
                     )
                 )
-        return DraftStep(self.steps - 1, tuple(groups), self._retire())
+        self._retire()
+        if not groups:  # nobody will call the draft: it hears of the finished ones with its next step
+            return DraftStep(self.steps - 1, (), ())
+        step = DraftStep(self.steps - 1, tuple(groups), tuple(self._draft_frees))
+        self._draft_frees.clear()
+        return step
 
     def _advance(self, request: Request, group: TargetGroup, decision: Decision) -> tuple[int, ...]:
         """Move a request past its pass; returns the token after each accepted row."""
@@ -160,14 +166,14 @@ class Scheduler:
             del request.output[request.max_new :]
             request.finish_reason = "length"
 
-    def _retire(self) -> tuple[int, ...]:
+    def _retire(self) -> None:
         gone = [request for request in self.running if request.finish_reason]
         for request in gone:
             request.finished_secs = time.time()
             self.running.remove(request)
         self.finished += gone
-        self._released += [request.number for request in gone]
-        return tuple(request.number for request in gone)
+        self._target_frees += [request.number for request in gone]
+        self._draft_frees += [request.number for request in gone]
 
     def take_drafts(self, trees: Sequence[DraftTree]) -> None:
         """Give each request the tree for its next round."""

@@ -6,24 +6,26 @@ final norm. We write no target model: whatever transformers can load and cache i
 Shapes: T new rows, S cached rows, F target width, V vocabulary.
 """
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from spectrace.engine.checkpoint import read_config
+from spectrace.engine.fields import read_config
 from spectrace.engine.packing import Int, PackedRows, RowTable
 from spectrace.tracer.errors import UserError
 
-__all__ = ["TargetModel", "TargetRows", "check_target"]
+__all__ = ["TargetModel", "TargetRows", "check_target", "end_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """What one forward gives: logits [T, V], the wanted boundaries [T, F] each, and where each row stands in the cache."""
+    """What one forward gives: logits [T, V], the wanted boundaries [T, F] each, and the rows' places in the cache."""
 
     logits: Tensor
     boundaries: Mapping[int, Tensor]
@@ -34,30 +36,73 @@ def check_target(folder: Path) -> dict[str, Any]:
     """The target's text config; raises UserError for a folder that is no target or a model whose cache is not plain."""
     config = read_config(folder)
     text = config.get("text_config", config)
-    if not isinstance(text, dict) or not isinstance(text.get("num_hidden_layers"), int):
-        raise UserError(f"{folder / 'config.json'}: no num_hidden_layers, so this is not a language model")
-    if "draft_vocab_size" in text or "eagle_config" in text:
+    missing = [
+        name
+        for name in ("num_hidden_layers", "hidden_size", "vocab_size")
+        if not (isinstance(text, dict) and isinstance(text.get(name), int))
+    ]
+    if not isinstance(text, dict) or missing:
+        raise UserError(f"{folder / 'config.json'}: no {', '.join(missing)}, so this is not a language model")
+    if "draft_vocab_size" in text or "eagle_config" in text or "eagle" in str(config.get("architectures")).lower():
         raise UserError(f"{folder}: this is a draft; --target wants the model that it drafts for")
-    odd = sorted({kind for kind in text.get("layer_types") or () if kind != "full_attention"})
-    if odd or text.get("use_sliding_window"):
-        raise UserError(
-            f"{folder}: layers of kind {', '.join(odd) or 'sliding_attention'}: rows of such a cache cannot be rolled "
-            f"back, so hybrid and sliding-window targets are refused; use a full-attention target"
-        )
+    _check_cache(folder, text.get("layer_types"), sliding=bool(text.get("use_sliding_window")))
     return text
+
+
+def _check_cache(folder: Path, layer_types: Sequence[str] | None, *, sliding: bool) -> None:
+    """Raises UserError unless every layer attends to all that came before."""
+    odd = sorted(set(layer_types or (["sliding_attention"] if sliding else [])) - {"full_attention"})
+    if odd:
+        raise UserError(
+            f"{folder}: layers of kind {', '.join(odd)}: rows of such a cache cannot be rolled back, so hybrid and "
+            f"sliding-window targets are refused; use a full-attention target"
+        )
+
+
+def end_tokens(folder: Path) -> frozenset[int]:
+    """The tokens that end an answer: generation_config.json's, else the config's, as transformers chooses them."""
+    path = folder / "generation_config.json"
+    try:
+        generation = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON ({error}); restore or remove it") from error
+    config = read_config(folder)
+    text = config.get("text_config")
+    for source in (generation, config, text):
+        ends = source.get("eos_token_id") if isinstance(source, dict) else None
+        if ends is not None:
+            return frozenset(ends if isinstance(ends, list) else [ends])
+    return frozenset()
+
+
+def _load(folder: Path, dtype: torch.dtype) -> Any:
+    """The model as transformers loads it; raises UserError where it cannot, or where weights are missing."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    check_target(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder).get_text_config()
+        # The config class fills in what the file leaves out: some families are sliding-window by default.
+        sliding = getattr(config, "sliding_window", None) is not None
+        _check_cache(folder, getattr(config, "layer_types", None), sliding=sliding)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{folder}: transformers cannot load it as a causal language model: {error}") from error
+    if found["missing_keys"]:
+        missing = ", ".join(sorted(found["missing_keys"])[:4])
+        raise UserError(f"{folder}: {len(found['missing_keys'])} weights are missing ({missing}); download it again")
+    return model
 
 
 class TargetModel:
     """The target and its key-value cache over all requests in flight."""
 
     def __init__(self, folder: Path, *, dtype: torch.dtype) -> None:
-        from transformers import AutoModelForCausalLM, DynamicCache
+        from transformers import DynamicCache
 
-        check_target(folder)
-        try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-        except (OSError, ValueError) as error:
-            raise UserError(f"{folder}: transformers cannot load it as a causal language model: {error}") from error
+        model = _load(folder, dtype)
         self.model: nn.Module = model.eval().requires_grad_(False)
         decoder: Any = model.get_decoder()
         self.layers: nn.ModuleList = decoder.layers

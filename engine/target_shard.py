@@ -45,9 +45,6 @@ class TargetShard:
         self.model = TargetModel(folder, dtype=dtype)
         self.recorder: Recorder | None = None
 
-    def ready(self) -> None:
-        """Answers once the model is loaded."""
-
     def serve(self, serving: TargetServing, recording: Recording | None) -> None:
         """Start a call with an empty cache, recording into a trace if there is one."""
         self.model.reset()
@@ -96,7 +93,7 @@ class TargetShard:
     ) -> None:
         keys = _keys(step, rows)
         full = self.level is Level.FULL
-        top = out.logits.float().topk(TOP_K) if full else None
+        top = out.logits.float().topk(min(TOP_K, self.model.vocab)) if full else None
         recorder.emitted(
             keys,
             token=rows.tokens,
@@ -113,7 +110,10 @@ class TargetShard:
 
 
 def _pack(groups: Sequence[TargetGroup]) -> PackedRows:
-    tokens, owners, positions, parents = [], [], [], []
+    tokens: list[int] = []
+    owners: list[int] = []
+    positions: list[int] = []
+    parents: list[int] = []
     for group in groups:
         first = len(tokens)
         tokens += group.tokens

@@ -18,7 +18,10 @@ __all__ = ["Acceptance", "acceptance_of", "acceptance_of_rows"]
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Rates are per depth; a rate whose denominator is 0 is None. `correct_drafts` and `rounds` are untrimmed."""
+    """Over rounds that were not cut, so that acceptance_length = 1 + correct_drafts / rounds; all rounds: `_untrimmed`.
+
+    Rates are per depth. A number whose denominator is 0 is None.
+    """
 
     acceptance_length: float | None
     acceptance_untrimmed: float | None
@@ -26,6 +29,8 @@ class Acceptance:
     cumulative_rates: tuple[float | None, ...]
     rounds: int
     correct_drafts: int
+    rounds_untrimmed: int
+    correct_drafts_untrimmed: int
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -43,8 +48,10 @@ def acceptance_of(
         acceptance_untrimmed=_length(runs),
         conditional_rates=tuple(_ratio(reached[k + 1], reached[k]) for k in range(depth)),
         cumulative_rates=tuple(_ratio(reached[k + 1], reached[0]) for k in range(depth)),
-        rounds=len(runs),
-        correct_drafts=int(runs.sum()),
+        rounds=len(whole),
+        correct_drafts=int(whole.sum()),
+        rounds_untrimmed=len(runs),
+        correct_drafts_untrimmed=int(runs.sum()),
     )
 
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from spectrace.tracer.ledger import Reason
 
 __all__ = ["Account", "FamilyAccount"]
+
+_COUNTED: Final = {Reason.SAMPLED: "sampled_away", Reason.DROPPED: "dropped", Reason.FAILED: "failed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +32,13 @@ class FamilyAccount:
         """Rows that should be here and are not."""
         return self.dropped + self.failed
 
-    def plus(self, what: str, count: int) -> FamilyAccount:
-        return replace(self, **{what: getattr(self, what) + count})
+    def plus(self, *, recorded: int = 0, torn: int = 0) -> FamilyAccount:
+        return replace(self, recorded=self.recorded + recorded, torn=self.torn + torn)
+
+    def minus(self, reason: Reason, rows: int) -> FamilyAccount:
+        """With rows that are missing for a reason."""
+        name = _COUNTED[reason]
+        return replace(self, **{name: getattr(self, name) + rows})
 
     def to_json(self) -> dict[str, int]:
         return {"expected": self.expected, **asdict(self)}

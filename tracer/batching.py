@@ -16,7 +16,7 @@ from spectrace.tracer.fingerprint import row_hashes
 from spectrace.tracer.rows import HASHES, POINTER, TOKENS, Column, Family, Level, Wide
 from spectrace.tracer.staging import Bits, Staged
 
-__all__ = ["Item", "Pointers", "Prepared", "Tensors", "narrow_batch", "prepare", "wide_batch"]
+__all__ = ["Item", "Pointers", "Prepared", "Tensors", "kept", "narrow_batch", "prepare", "wide_batch"]
 
 
 @dataclass(frozen=True, slots=True)

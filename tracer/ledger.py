@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-__all__ = ["NO_SEGMENT", "RECORD_BYTES", "Kind", "Ledger", "LedgerWriter", "Reason", "Record", "read_ledger"]
+__all__ = ["LAYOUT", "NO_SEGMENT", "RECORD_BYTES", "Kind", "Ledger", "LedgerWriter", "Reason", "Record", "read_ledger"]
 
 RECORD_BYTES: Final = 64
 VERSION: Final = 1

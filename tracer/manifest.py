@@ -30,6 +30,7 @@ __all__ = [
     "parse_seal",
     "render_json",
     "seal_trace",
+    "write_atomic",
     "writer_folders",
 ]
 

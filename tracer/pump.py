@@ -22,7 +22,6 @@ __all__ = ["Pump"]
 log = logging.getLogger("spectrace.tracer")
 
 _LONGEST_PAUSE_SECS: Final = 30.0
-_COUNT: Final = {Reason.SAMPLED: "sampled_away", Reason.DROPPED: "dropped", Reason.FAILED: "failed"}
 
 
 @dataclass(slots=True)
@@ -100,7 +99,7 @@ class Pump:
     def lose(self, family: str, reason: Reason, rows: int) -> None:
         """Count rows that will not be here; the ledger hears of it with the next batch."""
         with self._lock:
-            self._counts[family] = self._counts[family].plus(_COUNT[reason], rows)
+            self._counts[family] = self._counts[family].minus(reason, rows)
             self._losses[family, reason] = self._losses.get((family, reason), 0) + rows
 
     def fail(self, family: str, rows: int, error: BaseException) -> None:
@@ -190,7 +189,7 @@ class Pump:
             self.fail(family.name, rows, error)
         else:
             with self._lock:
-                self._counts[family.name] = self._counts[family.name].plus("recorded", rows)
+                self._counts[family.name] = self._counts[family.name].plus(recorded=rows)
         finally:
             self.release(nbytes)
 

@@ -235,15 +235,20 @@ class Recorder:
         return self._pump.flush(timeout_secs)
 
     def close(self) -> Account:
-        """Write what is left and seal the writer. Closing again changes nothing."""
+        """Write what is left and seal the writer. Closing again changes nothing; strict raises if rows failed."""
         self._pump.close()
+        if self._strict and self.failure:
+            raise RecordingFailed(self.failure)
         return self.account
 
     def __enter__(self) -> Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:  # the engine's own error is the one to see
+            self._pump.close()
 
     def _record(self, family: Family, keys: Keys, given: Mapping[str, object], wides: _Wides) -> None:
         try:

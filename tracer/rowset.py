@@ -98,9 +98,8 @@ class Rows:
     def _bits(self, kind: str, column: str | None) -> tuple[np.ndarray, str]:
         pointer = self._table.column(self._wide(kind)).combine_chunks()
         if pointer.null_count:
-            row = int(np.flatnonzero(~self.has(kind))[0])
             raise UserError(
-                f"{pointer.null_count} of {len(self)} {self.family.name} rows have no {kind!r} tensor, first row {row}: "
+                f"{pointer.null_count} of {len(self)} {self.family.name} rows have no {kind!r} tensor: "
                 "the trace's level leaves it out, or the rows are of another depth; choose rows with has()"
             )
         if not len(self):

@@ -98,11 +98,10 @@ class Trace:
         for writer in self._writers:
             for record in writer.ledger.records[writer.ledger.records["kind"] == Kind.LOSS]:
                 name = FAMILIES[int(record["detail"]) - 1].name
-                what = {Reason.SAMPLED: "sampled_away", Reason.DROPPED: "dropped", Reason.FAILED: "failed"}
-                counts[name] = counts[name].plus(what[Reason(int(record["reason"]))], int(record["rows"]))
-        for name in counts:
+                counts[name] = counts[name].minus(Reason(int(record["reason"])), int(record["rows"]))
+        for name, count in counts.items():
             recorded = sum(view.rows for _, view in self._views(name, None))
-            counts[name] = counts[name].plus("recorded", recorded).plus("torn", self._torn(name))
+            counts[name] = count.plus(recorded=recorded, torn=self._torn(name))
         return Account(counts)
 
     def families(self) -> dict[str, dict[str, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,29 +15,25 @@ from spectrace.tracer import Keys, Level, Phase, Recorder, create_trace, seal_tr
 WIDTH = 4
 
 
-def record_step(
-    recorder: Recorder, step: int, *, seal_request: bool = False, dtype: torch.dtype = torch.bfloat16
-) -> None:
-    """Three rows of every family; everything follows from `step`."""
+def tensors(step: int) -> Iterator[torch.Tensor]:
+    """The same random rows for everybody who asks for a step's: what one side emits, the other receives."""
     generator = torch.Generator().manual_seed(step)
+    while True:
+        yield torch.randn(3, 2 * WIDTH, generator=generator).bfloat16()
 
-    def tensor(width: int) -> torch.Tensor:
-        return torch.randn(3, width, generator=generator).to(dtype)
 
-    keys = Keys(
-        request=[1, 1, 2], pass_=step, position=[step, step + 1, step], phase=Phase.VERIFY, round=step, step=step
-    )
-    deeper = Keys(request=[1, 1, 2], pass_=step, position=[step, step + 1, step], depth=1, phase=Phase.DRAFT_DECODE)
-    logits = (torch.arange(6, dtype=torch.int32).reshape(3, 2), tensor(2).float())
-    recorder.emitted(
-        keys, token=[1, 2, 3], slots=tensor(2 * WIDTH), slot_width=WIDTH, logits=logits, target_token=[4, 5, -1]
-    )
-    recorder.received(keys, token=[1, 2, 3], features=tensor(2 * WIDTH), slot_width=WIDTH)
-    recorder.received(deeper, token=[4, 5, 6], state=tensor(WIDTH))
-    recorder.drafted(
-        keys, token=[4, 5, 6], fused=tensor(WIDTH), hidden=tensor(WIDTH), state=tensor(WIDTH), logits=logits
-    )
-    recorder.reference(keys, token=[1, 2, 3], boundaries={0: tensor(WIDTH), 2: tensor(WIDTH)})
+def keys_of(step: int, *, depth: int = 0) -> Keys:
+    at = [step, step + 1, step]
+    return Keys(request=[1, 1, 2], pass_=step, depth=depth, position=at, phase=Phase.VERIFY, round=step, step=step)
+
+
+def record_target(recorder: Recorder, step: int) -> None:
+    """Three rows of the target's families, one request."""
+    keys, random = keys_of(step), tensors(step)
+    logits = (torch.arange(6, dtype=torch.int32).reshape(3, 2), torch.ones(3, 2))
+    slots = next(random)
+    recorder.emitted(keys, token=[1, 2, 3], slots=slots, slot_width=WIDTH, logits=logits, target_token=[4, 5, -1])
+    recorder.reference(keys, token=[1, 2, 3], boundaries={0: next(random), 2: next(random)})
     recorder.verified(
         Keys(request=1, pass_=step, position=step, node=[0, 1, 2], round=step),
         parent=[-1, 0, 1],
@@ -62,13 +58,23 @@ def record_step(
     )
 
 
+def record_draft(recorder: Recorder, step: int) -> None:
+    """Three rows at depth 0 and three at depth 1 received, three drafted."""
+    keys, random = keys_of(step), tensors(step)
+    logits = (torch.arange(6, dtype=torch.int32).reshape(3, 2), torch.ones(3, 2))
+    recorder.received(keys, token=[1, 2, 3], features=next(random), slot_width=WIDTH)
+    fused, hidden, state = next(random), next(random), next(random)
+    recorder.received(keys_of(step, depth=1), token=[4, 5, 6], state=state)
+    recorder.drafted(keys, token=[4, 5, 6], fused=fused, hidden=hidden, state=state, logits=logits)
+
+
 def record_trace(folder: Path, *, level: Level = Level.FULL, steps: int = 3, **options: float) -> Path:
-    """Two writers, `steps` batches of everything, sealed."""
+    """A target and a draft, `steps` batches of everything, sealed."""
     create_trace(folder, {"model": "tiny", "seed": 0})
-    for role in ("target", "draft"):
+    for role, record in (("target", record_target), ("draft", record_draft)):
         with Recorder(folder, role=role, level=level, strict=True, **options) as recorder:  # type: ignore[arg-type]
             for step in range(steps):
-                record_step(recorder, step)
+                record(recorder, step)
                 recorder.flush()
     assert seal_trace(folder) == []
     return folder
@@ -84,11 +90,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trace(whole: Path, tmp_path: Path) -> Path:
     """A sealed trace to break."""
     return Path(shutil.copytree(whole, tmp_path / "trace"))
-
-
-@pytest.fixture(scope="session")
-def step_of() -> Callable[..., None]:
-    return record_step
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,8 @@ def test_lengths_and_rates_of_four_rounds() -> None:
     assert found.acceptance_untrimmed == 2.5
     assert found.cumulative_rates == (2 / 3, 1 / 3, 1 / 3)
     assert found.conditional_rates == (2 / 3, 1 / 2, 1.0)
-    assert (found.rounds, found.correct_drafts) == (4, 6)
+    assert (found.rounds, found.correct_drafts) == (3, 4)
+    assert (found.rounds_untrimmed, found.correct_drafts_untrimmed) == (4, 6)
 
 
 def test_nothing_to_divide_by_is_none() -> None:
@@ -66,7 +67,8 @@ def test_rounds_are_read_from_verified_rows_in_any_order(tmp_path: Path) -> None
                     )
     found = acceptance_of_rows(Trace.open(tmp_path / "t").rows("verified"))
     assert found == acceptance_of([2, 3, 1, 0], [False, False, True, False], 3)
-    assert found.to_json()["correct_drafts"] == 6
+    assert found.to_json()["correct_drafts"] == 5
+    assert found.to_json()["correct_drafts_untrimmed"] == 6
 
 
 def test_no_rows_no_numbers(whole: Path) -> None:

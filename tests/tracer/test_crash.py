@@ -45,7 +45,8 @@ def kill_after(forker: subprocess.Popen[str], folder: Path, secs: float) -> None
 
 def acknowledged_rows(ledger: Path) -> int:
     """Narrow rows with a whole record, read without the code under test."""
-    data, streams, rows = ledger.read_bytes(), {}, 0
+    data, rows = ledger.read_bytes(), 0
+    streams: dict[int, int] = {}
     for at in range(0, len(data) // 64 * 64, 64):
         kind, _, _, segment, _, _, _, count = struct.unpack_from("<BBHIQQQQ", data, at)
         detail = struct.unpack_from("<I", data, at + 56)[0]

@@ -1,4 +1,4 @@
-"""No damage goes unreported: flipped bits, cuts, deletions, exchanges and additions, in every file of a sealed trace."""
+"""No damage to a sealed trace goes unreported: flipped bits, cuts, deletions, exchanges, additions, in every file."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_ledger_and_segments_cut_together_are_reported_in_a_sealed_trace(trace: 
     assert [problem.kind for problem in damage(trace)] == ["ledger"]
     (trace / "SEAL").unlink()
     assert damage(trace) == [] and not Trace.open(trace).sealed
-    assert 18 < len(Trace.open(trace).rows("received")) < 36
+    assert 0 < len(Trace.open(trace).rows("received")) < 18
 
 
 def test_additions_and_exchanges_are_reported(trace: Path, whole: Path) -> None:
@@ -162,7 +162,7 @@ def test_records_removed_repeated_or_reordered_are_reported(trace: Path) -> None
         ledger.write_bytes(changed)
         assert damage(trace)
         rows = Trace.open(trace, tolerant=True).rows("received")
-        assert len(rows) <= 36
+        assert len(rows) <= 18
 
 
 def test_damage_names_its_place_and_its_price(trace: Path) -> None:
@@ -184,4 +184,4 @@ def test_a_tolerant_reader_gets_what_is_whole(trace: Path) -> None:
     with pytest.raises(TraceDamaged, match="tolerant=True"):
         Trace.open(trace)
     opened = Trace.open(trace, tolerant=True)
-    assert len(opened.rows("received")) == 18 and len(opened.rows("drafted")) == 18
+    assert len(opened.rows("received")) == 0 and len(opened.rows("drafted")) == 9

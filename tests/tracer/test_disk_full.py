@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +95,7 @@ def test_a_disk_that_stays_full_leaves_an_unsealed_trace(tmp_path: Path, disk: D
     assert len(list(folder.glob("draft-0/*.arrow"))) <= 4
 
 
-def test_an_error_is_logged_once(tmp_path: Path, disk: Disk, caplog: Any, step_of: Callable[..., None]) -> None:
+def test_an_error_is_logged_once(tmp_path: Path, disk: Disk, caplog: Any) -> None:
     log.disabled = False
     with Recorder(create_trace(tmp_path / "t", {}), role="draft", batch_secs=0.001) as recorder:
         disk.room = 100

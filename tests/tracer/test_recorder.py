@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,14 +135,18 @@ def test_bad_input_costs_its_own_rows_only(folder: Path, caplog: Any) -> None:
 
 
 def test_strict_raises_where_it_happened(folder: Path) -> None:
-    with Recorder(folder, role="draft", queue_bytes=1, strict=True) as recorder:
-        with pytest.raises(RecordingFailed, match="queue is full"):
-            recorder.received(keys(2), token=[1, 2])
-    with Recorder(folder, role="draft", rank=1, strict=True) as recorder:
-        recorder.received(keys(2), token=[1, 2, 3])
-        recorder.flush()
-        with pytest.raises(RecordingFailed, match="one value per key"):
-            recorder.received(keys(2), token=[1, 2])
+    recorder = Recorder(folder, role="draft", queue_bytes=1, strict=True)
+    with pytest.raises(RecordingFailed, match="queue is full"):
+        recorder.received(keys(2), token=[1, 2])
+    recorder.close()
+    recorder = Recorder(folder, role="draft", rank=1, strict=True)
+    recorder.received(keys(2), token=[1, 2, 3])
+    recorder.flush()
+    with pytest.raises(RecordingFailed, match="one value per key"):
+        recorder.received(keys(2), token=[1, 2])
+    with pytest.raises(RecordingFailed, match="one value per key"):
+        recorder.close()
+    assert seal_trace(folder) == []
 
 
 def test_closing_twice_and_recording_after_it_are_harmless(folder: Path) -> None:
@@ -237,11 +240,11 @@ def test_the_tracer_works_without_torch_and_under_its_own_name(whole: Path) -> N
     assert json.loads(out) == [False] * 6
 
 
-def test_an_unfinished_writer_keeps_the_trace_unsealed(folder: Path, step_of: Callable[..., None]) -> None:
+def test_an_unfinished_writer_keeps_the_trace_unsealed(folder: Path) -> None:
     with Recorder(folder, role="target", strict=True) as done:
-        step_of(done, 0)
+        done.received(keys(6), token=1)
     with Recorder(folder, role="draft", strict=True) as running:
-        step_of(running, 0)
+        running.received(keys(6), token=1)
         assert seal_trace(folder) == ["draft-0"]
         assert running.flush()
         opened = Trace.open(folder)

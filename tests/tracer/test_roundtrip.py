@@ -195,10 +195,11 @@ def test_light_keeps_the_hashes_that_full_keeps(tmp_path: Path, trace_of: Any) -
 
 
 def test_a_draft_is_handed_what_the_target_emitted(whole: Path) -> None:
-    """The hand-off proof: equal bytes have equal hashes on both sides, whatever the writer."""
-    by_writer = Trace.open(whole).rows("received", depth=0)
-    half = len(by_writer) // 2
-    assert (by_writer["hashes"][:half] == by_writer["hashes"][half:]).all()
+    """The hand-off proof: equal bytes have equal hashes on both sides."""
+    opened = Trace.open(whole)
+    emitted, received = opened.rows("emitted"), opened.rows("received", depth=0)
+    assert (emitted["hashes"] == received["hashes"]).all() and emitted["hashes"].shape == (9, 2)
+    assert (opened.rows("drafted")["state_hash"] == opened.rows("received", depth=1)["hashes"][:, 0]).all()
 
 
 def test_phases_and_levels_are_numbers_in_files() -> None:

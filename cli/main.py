@@ -1,0 +1,51 @@
+"""The command `spectrace`: mounts the commands and turns errors into one line and an exit code.
+
+Exit codes: 0 fine; 1 different, or a fault named; 2 the input is wrong; 3 the trace is damaged; 4 the run failed.
+"""
+
+import importlib
+import sys
+
+import click
+
+from spectrace.tracer.errors import SpectraceError
+
+__all__ = ["cli", "main"]
+
+_COMMANDS = ("demo", "run", "replay", "info", "check")
+
+
+class _Lazy(click.Group):
+    """Loads a command's module when it is used, so that `info` and `check` never import torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"spectrace.cli.{cmd_name}"), cmd_name)
+        return command
+
+
+@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="spectrace")
+def cli() -> None:
+    """Flight recorder and replay lab for speculative decoding."""
+
+
+def main() -> None:
+    """Run the command line; never shows a traceback for an error that has a message."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except SpectraceError as error:
+        click.echo(f"spectrace: {error.message}", err=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,120 @@
+"""`spectrace replay`: run a trace's draft again, offline, and compare with what was served."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from spectrace.cli.options import DTYPES, as_json_option, print_json, torch_dtype
+from spectrace.replay.lab import ReplayReport, replay_trace
+from spectrace.tracer.acceptance import Acceptance
+from spectrace.tracer.errors import UserError
+from spectrace.tracer.trace import Trace
+
+__all__ = ["render_replay", "replay", "replay_json"]
+
+
+@click.command(name="replay")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--draft", type=click.Path(path_type=Path), required=True, help="The draft's folder, as served.")
+@click.option("--target", type=click.Path(path_type=Path), help="For an embedding the draft shares; else as recorded.")
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Precision to replay in; as recorded otherwise.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads; all cores otherwise.")
+@as_json_option
+def replay(
+    trace: Path, draft: Path, target: Path | None, device: str, dtype: str | None, threads: int | None, as_json: bool
+) -> None:
+    """Replay the draft of TRACE on exactly what it was given."""
+    import torch
+
+    from spectrace.engine.checkpoint import build_draft, read_draft
+
+    opened = Trace.open(trace)
+    if threads:
+        torch.set_num_threads(threads)
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"--device {device}: no CUDA device here; use --device cpu")
+    model = build_draft(
+        read_draft(draft),
+        target=target or recorded_target(opened),
+        dtype=torch_dtype(dtype or opened.manifest.get("dtype", "float32")),
+        device=device,
+    )
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("replaying requests", total=None)
+        report = replay_trace(opened, model, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    if as_json:
+        print_json({"replay": replay_json(report), "acceptance": acceptance_json(report)})
+    else:
+        Console().print(render_replay(trace, report))
+    click.get_current_context().exit(0 if report.comparison.tokens_equal == report.comparison.answers else 1)
+
+
+def recorded_target(trace: Trace) -> Path | None:
+    """Where the manifest says the target is, if that is still there."""
+    path = trace.manifest.get("target", {}).get("path")
+    return Path(path) if path and Path(path).is_dir() else None
+
+
+def replay_json(report: ReplayReport) -> dict[str, Any]:
+    """The `replay` part of --json."""
+    compared = report.comparison
+    return {
+        "rows": compared.rows,
+        "answers": compared.answers,
+        "tokens_equal": compared.tokens_equal,
+        "max_error": compared.max_error,
+        "stages": {stage.stage: {"rows": stage.rows, "max_error": stage.max_error} for stage in compared.stages},
+        "requests": report.requests,
+        "incomplete_requests": report.incomplete,
+        "rows_per_second": compared.rows_per_second,
+        "served_rows_per_second": compared.served_rows_per_second,
+    }
+
+
+def acceptance_json(report: ReplayReport) -> dict[str, Any]:
+    """The `acceptance` part of --json: as served, and as the replayed drafts walk."""
+    return {"served": report.served.to_json(), "replayed": report.replayed.to_json()}
+
+
+def render_replay(trace: Path, report: ReplayReport) -> RenderableType:
+    """The page a person reads."""
+    compared = report.comparison
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    facts.add_row("draft tokens equal", f"{compared.tokens_equal} of {compared.answers}")
+    for stage in compared.stages:
+        facts.add_row(f"max error, {stage.stage}", f"{stage.max_error:.2e} of the row's maximum, {stage.rows} rows")
+    if not compared.stages:
+        facts.add_row("max error", "not compared: this level keeps no draft tensors (record with --level full)")
+    facts.add_row("rows per second", f"{compared.rows_per_second:,.0f}")
+    if compared.served_rows_per_second:
+        facts.add_row("rows per second served", f"{compared.served_rows_per_second:,.0f} of draft-forward time")
+    if report.incomplete:
+        facts.add_row("requests left out", f"{report.incomplete}: their first draft rows are not in the trace")
+    title = Text(f"{trace}: {compared.rows} draft rows of {report.requests} requests replayed", style="bold")
+    return Group(title, facts, acceptance_table({"served": report.served, "replayed": report.replayed}))
+
+
+def acceptance_table(columns: dict[str, Acceptance]) -> Table:
+    """Acceptance length and rates, one column per configuration."""
+    table = Table("", box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right")
+    values = list(columns.values())
+    table.add_row("acceptance length", *(_number(one.acceptance_length) for one in values))
+    table.add_row("rounds", *(str(one.rounds) for one in values))
+    table.add_row("correct drafts", *(str(one.correct_drafts) for one in values))
+    for k in range(max(len(one.cumulative_rates) for one in values)):
+        table.add_row(f"cumulative rate, draft {k + 1}", *(_number(one.cumulative_rates[k]) for one in values))
+    for k in range(max(len(one.conditional_rates) for one in values)):
+        table.add_row(f"conditional rate, draft {k + 1}", *(_number(one.conditional_rates[k]) for one in values))
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

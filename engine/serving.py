@@ -1,0 +1,104 @@
+"""One call's settings, held against the pair that is to serve it: what is wrong is said before anything runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spectrace.engine.checkpoint import DraftCheckpoint, default_wiring
+from spectrace.engine.dialect import Wiring
+from spectrace.engine.faults import find_faults
+from spectrace.tracer.errors import UserError
+from spectrace.tracer.rows import Level
+
+__all__ = ["Serving", "check_prompts", "resolve_wiring"]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """One call's settings. `wiring` None takes the draft's own; `capture` lists boundaries to record as reference.
+
+    `max_new` is one limit for all requests, or one for each.
+    """
+
+    depth: int = 3
+    max_new: int | tuple[int, ...] = 64
+    concurrency: int = 8
+    chunk: int | None = None
+    wiring: tuple[int, ...] | None = None
+    capture: tuple[int, ...] = ()
+    level: Level = Level.FEATURES
+    faults: tuple[str, ...] = ()
+    ignore_end: bool = False
+
+    def limits(self, requests: int) -> tuple[int, ...]:
+        """`max_new` of each request."""
+        return (self.max_new,) * requests if isinstance(self.max_new, int) else self.max_new
+
+
+def check_prompts(serving: Serving, prompts: Sequence[Sequence[int]], *, vocab: int) -> None:
+    """Raises UserError for prompts that a target of this vocabulary cannot answer, or limits that are none."""
+    if not prompts:
+        raise UserError("no prompts: give at least one")
+    limits = serving.limits(len(prompts))
+    if len(limits) != len(prompts):
+        raise UserError(f"max_new: {len(limits)} limits for {len(prompts)} prompts; give one for each, or one for all")
+    for name, value in (("max_new", min(limits)), ("concurrency", serving.concurrency), ("chunk", serving.chunk)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} is {value}; expected at least 1")
+    for number, prompt in enumerate(prompts):
+        if not prompt:
+            raise UserError(f"prompt {number} is empty; a target needs at least one token to go on from")
+        if wrong := [token for token in prompt if not 0 <= token < vocab]:
+            raise UserError(f"prompt {number}: token {wrong[0]} is not in the target's vocabulary, 0 to {vocab - 1}")
+
+
+def resolve_wiring(serving: Serving, draft: DraftCheckpoint | None, *, layers: int) -> Wiring:
+    """The boundaries that will be served to `fc`, and where they came from, for a target of so many layers.
+
+    Raises UserError for boundaries that the target does not have, too many or too few for `fc`, and unknown faults.
+    """
+    if serving.depth < 0:
+        raise UserError(f"depth is {serving.depth}; expected 0 (no draft) or more")
+    if serving.depth and draft is None:
+        raise UserError(f"depth {serving.depth} needs a draft; give --draft DIR or --depth 0")
+    _check_boundaries("--capture", serving.capture, layers)
+    wiring = _wiring(serving, draft, layers)
+    _check_faults(serving, wiring.boundaries, layers)
+    return wiring
+
+
+def _wiring(serving: Serving, draft: DraftCheckpoint | None, layers: int) -> Wiring:
+    if serving.wiring is not None:
+        _check_boundaries("--wiring", serving.wiring, layers)
+        if draft and len(serving.wiring) != draft.spec.slots:
+            given = len(serving.wiring)
+            raise UserError(f"--wiring: {given} boundaries, but fc of {draft.folder} takes {draft.spec.slots}")
+        return Wiring(serving.wiring, "--wiring", serving.wiring)
+    if draft is None or not serving.depth:
+        return Wiring((), "no draft", ())
+    if draft.wiring is None:
+        wiring = default_wiring(layers)
+        _check_boundaries(f"{draft.folder / 'config.json'} names no layer ids, and the default", wiring, layers)
+        return Wiring(wiring, "default", wiring)
+    hint = "; another target's draft, or ids of another convention?"
+    _check_boundaries(f"{draft.folder / 'config.json'}: {draft.wiring.key}", draft.wiring.boundaries, layers, hint)
+    return draft.wiring
+
+
+def _check_boundaries(where: str, boundaries: Sequence[int], layers: int, hint: str = "") -> None:
+    for boundary in boundaries:
+        if not 0 <= boundary <= layers:
+            raise UserError(
+                f"{where}: boundary {boundary} does not exist; this target has boundaries 0 to {layers}{hint}"
+            )
+
+
+def _check_faults(serving: Serving, wiring: tuple[int, ...], layers: int) -> None:
+    faults = find_faults(serving.faults)
+    if faults and not (wiring and serving.depth):
+        raise UserError(f"--fault {faults[0].id}: without a draft nothing is handed over that could be broken")
+    for fault in faults:
+        broken = fault.wiring(wiring, layers)
+        if len(broken) != len(wiring):
+            raise UserError(f"--fault {fault.id}: makes {len(broken)} boundaries of {len(wiring)}; use another fault")
+        _check_boundaries(f"--fault {fault.id}", broken, layers)
+        wiring = broken

@@ -1,0 +1,96 @@
+"""Replay against record, stage by stage: where the replayed draft and the served one part, and by how much.
+
+An error is max|Δ| over max|recorded| of the row: element-wise relative error means nothing across batch shapes.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spectrace.replay.inputs import DepthRows
+from spectrace.replay.replay import DepthOutput
+
+__all__ = ["STAGES", "Comparison", "StageError", "row_error"]
+
+STAGES = ("fused", "hidden", "state", "logits")
+
+
+@dataclass(frozen=True, slots=True)
+class StageError:
+    """The worst row of one stage of the draft: how many rows were compared, and max|Δ| over the row's max|recorded|."""
+
+    stage: str
+    rows: int
+    max_error: float
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Grows block by block. `rows` were replayed, `answers` compared by token, `tokens_equal` of them agreed."""
+
+    rows: int = 0
+    answers: int = 0
+    tokens_equal: int = 0
+    secs: float = 0.0
+    served_secs: float = 0.0
+    _rows: dict[str, int] = field(default_factory=dict)
+    _errors: dict[str, float] = field(default_factory=dict)
+
+    def add(self, rows: DepthRows, output: DepthOutput) -> None:
+        """Compare one depth of one block."""
+        self.rows += len(rows.tokens)
+        self.secs += output.secs
+        self.served_secs += float(np.nansum(rows.drafted["forward_secs"]))
+        served = rows.drafted["token"][rows.answering]
+        self.answers += len(served)
+        self.tokens_equal += int((output.tokens.cpu().numpy() == served).sum())
+        for stage, replayed in (("fused", output.fused), ("hidden", output.hidden), ("state", output.state)):
+            if replayed is not None:
+                self._stage(stage, rows, np.arange(len(rows.tokens)), replayed)
+        if len(rows.answering) and rows.drafted.take(rows.answering).has("logits").all():
+            answering = rows.drafted.take(rows.answering)
+            replayed = output.logits.float().cpu().gather(1, answering.tensor("logits", "ids").long())
+            self._merge("logits", len(answering), row_error(answering.tensor("logits", "values"), replayed))
+
+    @property
+    def stages(self) -> tuple[StageError, ...]:
+        """What was compared, in the order of the data's path; empty when the trace keeps no draft tensors."""
+        return tuple(StageError(stage, self._rows[stage], self._errors[stage]) for stage in STAGES if stage in self._rows)
+
+    @property
+    def max_error(self) -> float | None:
+        """The worst error of all stages, None when no tensor was there to compare with."""
+        return max((stage.max_error for stage in self.stages), default=None)
+
+    @property
+    def rows_per_second(self) -> float:
+        """Draft rows replayed per second of forward time."""
+        return self.rows / self.secs
+
+    @property
+    def served_rows_per_second(self) -> float | None:
+        """The same rows per second of the time that the engine's own draft forwards took, None if it was not recorded."""
+        return self.rows / self.served_secs if self.served_secs else None
+
+    def _stage(self, stage: str, rows: DepthRows, index: np.ndarray, replayed: Tensor) -> None:
+        has = rows.drafted.has(stage)
+        if has.any():
+            recorded = rows.drafted.take(has).tensor(stage)
+            self._merge(stage, len(recorded), row_error(recorded, replayed[torch.from_numpy(index[has])]))
+
+    def _merge(self, stage: str, rows: int, errors: Tensor) -> None:
+        self._rows[stage] = self._rows.get(stage, 0) + rows
+        # NaN must win: a comparison that met one has not found the rows equal.
+        worst = float(torch.nan_to_num(errors, nan=torch.inf).max()) if rows else 0.0
+        self._errors[stage] = max(self._errors.get(stage, 0.0), worst)
+
+
+def row_error(recorded: Tensor, replayed: Tensor) -> Tensor:
+    """max|Δ| ÷ max|recorded| of each row [rows]; 0 for a row that is zero on both sides."""
+    recorded, replayed = recorded.float(), replayed.float().cpu()
+    scale = recorded.abs().amax(-1)
+    difference = (recorded - replayed).abs().amax(-1)
+    return torch.where(difference == 0, difference, difference / scale)
+

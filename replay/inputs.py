@@ -1,0 +1,132 @@
+"""What a draft was given, read from a trace and laid out for replay: requests one after another, depth by depth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from spectrace.tracer.errors import UserError
+from spectrace.tracer.rowset import Rows
+from spectrace.tracer.trace import Trace
+
+__all__ = ["DepthRows", "DraftInputs", "Int", "Served", "read_served"]
+
+Int = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class DepthRows:
+    """The rows of one depth, packed by request (`borders` [requests + 1]).
+
+    `bases` points at each row's depth-0 row and `parents` at its row in the depth above (itself, at depth 0);
+    `answering` are the rows that gave a token. `received` and `drafted` are the trace's own rows, in the same order.
+    """
+
+    tokens: Int
+    positions: Int
+    borders: Int
+    bases: Int
+    parents: Int
+    answering: Int
+    received: Rows
+    drafted: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInputs:
+    """Whole requests and every row their draft was fed, depth by depth."""
+
+    requests: Int
+    depths: tuple[DepthRows, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """All that a trace holds of its draft, in key order, and the requests that can be replayed whole."""
+
+    received: Rows
+    drafted: Rows
+    requests: Int
+    incomplete: Int
+
+    def blocks(self, rows: int) -> list[Int]:
+        """The replayable requests in groups of about so many depth-0 rows, so that memory stays flat."""
+        at_zero = self.received["request"][self.received["depth"] == 0]
+        counts = np.bincount(at_zero, minlength=int(self.requests.max(initial=0)) + 1)[self.requests]
+        group = np.cumsum(counts) // rows
+        return [self.requests[group == g] for g in np.unique(group)]
+
+    def inputs(self, requests: Int) -> DraftInputs:
+        """The rows of some requests, ready to replay."""
+        mask = np.isin(self.received["request"], requests)
+        received, drafted = self.received.take(mask), self.drafted.take(mask)
+        depths: list[DepthRows] = []
+        for depth in range(int(received["depth"].max(initial=0)) + 1):
+            at = np.flatnonzero(received["depth"] == depth)
+            depths.append(_depth_rows(received.take(at), drafted.take(at), requests, depths))
+        return DraftInputs(requests, tuple(depths))
+
+
+def read_served(trace: Trace) -> Served:
+    """Join what the draft received with what it made of it, live rows only.
+
+    A request whose depth-0 rows do not run from position 0 without a gap cannot be replayed, since the draft's cache
+    needs them all: it is listed as incomplete. Raises UserError when the trace holds no draft rows.
+    """
+    received, drafted = trace.rows("received", live=True), trace.rows("drafted", live=True)
+    if not len(received):
+        raise UserError(f"{trace.folder}: no received rows in it; record a run with a draft (depth of at least 1)")
+    received, drafted = _joined(received, drafted)
+    zero = received.take(received["depth"] == 0)
+    requests, first, counts = np.unique(zero["request"], return_index=True, return_counts=True)
+    offsets = np.arange(len(zero)) - np.repeat(first, counts)
+    whole = ~np.isin(requests, zero["request"][zero["position"] != offsets])
+    return Served(received, drafted, requests[whole].astype(np.int64), requests[~whole].astype(np.int64))
+
+
+def _joined(received: Rows, drafted: Rows) -> tuple[Rows, Rows]:
+    """Both families in (request, depth, base position, node) order, without rows that only one of them has."""
+
+    def keys(rows: Rows) -> Int:
+        columns = [rows[name].astype(np.int64) for name in ("request", "depth", "position", "pass", "node")]
+        columns[2] = columns[2] - columns[1]
+        return np.stack(columns, axis=1)
+
+    received_keys, drafted_keys = keys(received), keys(drafted)
+    order_r, order_d = np.lexsort(received_keys.T[::-1]), np.lexsort(drafted_keys.T[::-1])
+    _, in_r, in_d = np.intersect1d(
+        _packed(received_keys[order_r]), _packed(drafted_keys[order_d]), assume_unique=True, return_indices=True
+    )
+    return received.take(order_r[np.sort(in_r)]), drafted.take(order_d[np.sort(in_d)])
+
+
+def _packed(keys: Int) -> npt.NDArray[np.void]:
+    """Each key as one opaque value."""
+    return np.ascontiguousarray(keys).view(np.dtype((np.void, keys.shape[1] * 8)))[:, 0]
+
+
+def _depth_rows(received: Rows, drafted: Rows, requests: Int, above: Sequence[DepthRows]) -> DepthRows:
+    owners, positions = received["request"].astype(np.int64), received["position"].astype(np.int64)
+    borders = np.searchsorted(owners, np.append(requests, np.iinfo(np.int64).max))
+    if above:
+        bases = _find(above[0], requests, owners, positions - len(above))
+        parents = bases if len(above) == 1 else np.searchsorted(above[-1].bases, bases)
+    else:
+        bases = parents = np.arange(len(owners))
+    return DepthRows(
+        tokens=received["token"].astype(np.int64),
+        positions=positions,
+        borders=borders.astype(np.int64),
+        bases=bases,
+        parents=parents.astype(np.int64),
+        answering=np.flatnonzero(drafted["token"] >= 0),
+        received=received,
+        drafted=drafted,
+    )
+
+
+def _find(zero: DepthRows, requests: Int, owners: Int, positions: Int) -> Int:
+    """The depth-0 row of each (request, position): a request's rows start at position 0."""
+    found: Int = zero.borders[np.searchsorted(requests, owners)] + positions
+    return found

@@ -1,0 +1,35 @@
+"""The requests of a trace as texts: prompt and output tokens by request number."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spectrace.tracer.errors import UserError
+from spectrace.tracer.trace import Trace
+
+__all__ = ["Text", "read_texts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One finished request."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    depth: int
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.prompt + self.output
+
+
+def read_texts(trace: Trace) -> Mapping[int, Text]:
+    """Finished requests by number; raises UserError when there are none."""
+    rows = trace.rows("requests")
+    if not len(rows):
+        raise UserError(f"{trace.folder}: no finished request in it; record until at least one request has finished")
+    columns = zip(
+        rows["request"].tolist(), rows["prompt_tokens"], rows["output_tokens"], rows["depth_limit"].tolist(), strict=True
+    )
+    return {
+        request: Text(tuple(prompt.tolist()), tuple(output.tolist()), depth) for request, prompt, output, depth in columns
+    }

@@ -1,0 +1,58 @@
+"""Acceptance by walking: t <- t + n_t + 1 over the run lengths at the places where rounds really start.
+
+Averages over positions are off by more than many bugs (0.3 to 1.5), because accepted runs are skipped in one round.
+t counts the tokens emitted so far; a round that starts at t drafts output tokens t, t+1, ...; it is cut when its run
+reaches the end of the output, since what would have come next is not known.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spectrace.tracer.acceptance import Acceptance, acceptance_of
+from spectrace.tracer.errors import UserError
+
+__all__ = ["Walk", "run_length", "walk", "walk_acceptance"]
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """One request's rounds: where each starts, how many drafts were right, and whether the end of the text cut it."""
+
+    starts: tuple[int, ...]
+    runs: tuple[int, ...]
+    cut: tuple[bool, ...]
+
+
+def run_length(drafts: Sequence[int], output: Sequence[int], start: int) -> int:
+    """How many drafts of a round that starts at `start` the output confirms, in order."""
+    run = 0
+    while run < len(drafts) and start + run < len(output) and drafts[run] == output[start + run]:
+        run += 1
+    return run
+
+
+def walk(drafts: Mapping[int, Sequence[int]], output: Sequence[int], *, first: int = 1) -> Walk:
+    """Walk one request; `drafts[t]` are the tokens drafted for a round that starts at t.
+
+    Raises UserError when the walk comes to a place for which there are no drafts: then the drafts are of other rounds.
+    """
+    starts: list[int] = []
+    runs: list[int] = []
+    cut: list[bool] = []
+    t = first
+    while t < len(output):
+        if t not in drafts:
+            raise UserError(f"no drafts for a round that starts after {t} output tokens; the trace lacks those draft rows")
+        run = run_length(drafts[t], output, t)
+        starts.append(t)
+        runs.append(run)
+        cut.append(t + run >= len(output))
+        t += run + 1
+    return Walk(tuple(starts), tuple(runs), tuple(cut))
+
+
+def walk_acceptance(walks: Sequence[Walk], depth: int) -> Acceptance:
+    """Acceptance over all rounds of some walks."""
+    runs = [run for one in walks for run in one.runs]
+    cut = [flag for one in walks for flag in one.cut]
+    return acceptance_of(runs, cut, depth)

@@ -1,0 +1,112 @@
+"""Replay computes what was served: every token, every tensor, the same walk; and a free run foretells a fix."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from spectrace.engine.checkpoint import build_draft, read_draft
+from spectrace.engine.deployment import Deployment, Serving
+from spectrace.engine.draft import DraftModel
+from spectrace.replay.compare import STAGES
+from spectrace.replay.freerun import free_run_acceptance
+from spectrace.replay.lab import replay_trace
+from spectrace.tracer.errors import UserError
+from spectrace.tracer.rows import Level
+from spectrace.tracer.trace import Trace
+
+PROMPTS = [tuple((17 * i + 5 * j) % 89 + 1 for j in range(5 + 3 * i)) for i in range(8)]
+PAIRS = [("llama", "gqa"), ("qwen3", "mla")]
+TOLERANCE = 1e-5
+
+
+class Pair:
+    """A running deployment, its draft for replay, and a fresh trace folder for every call."""
+
+    def __init__(self, deployment: Deployment, model: DraftModel, folder: Path) -> None:
+        self.deployment, self.model, self.folder, self.count = deployment, model, folder, 0
+
+    def record(self, serving: Serving, requests: int = 8) -> Trace:
+        self.count += 1
+        trace = self.folder / str(self.count)
+        assert not self.deployment.serve(PROMPTS[:requests], serving, trace=trace).losses
+        return Trace.open(trace)
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids=["llama-gqa", "qwen3-mla"])
+def pair(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    target_of: Callable[..., Path],
+    draft_of: Callable[..., Path],
+) -> Iterator[Pair]:
+    family, attention = request.param
+    target, draft = target_of(family), draft_of(family, attention)
+    model = build_draft(read_draft(draft), target=target, dtype=torch.float32)
+    with Deployment(target, draft, threads=1) as deployment:
+        yield Pair(deployment, model, tmp_path_factory.mktemp("traces"))
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize("requests", [1, 8])
+@pytest.mark.parametrize("depth", [1, 3, 6])
+def test_replay_reproduces_the_served_draft(pair: Pair, depth: int, requests: int, chunk: int | None) -> None:
+    serving = Serving(depth=depth, max_new=24, concurrency=4, chunk=chunk, level=Level.FULL, ignore_end=True)
+    report = replay_trace(pair.record(serving, requests), pair.model, block_rows=100)
+    assert report.requests == requests and report.incomplete == 0
+    assert report.comparison.tokens_equal == report.comparison.answers > 0
+    assert {stage.stage for stage in report.comparison.stages} == set(STAGES)
+    assert report.comparison.max_error is not None and report.comparison.max_error <= TOLERANCE
+    assert report.replayed.rounds == report.served.rounds > 0
+    assert report.replayed.correct_drafts == report.served.correct_drafts
+    assert report.replayed.cumulative_rates == report.served.cumulative_rates
+
+
+def test_at_level_features_replay_feeds_back_its_own_states(pair: Pair) -> None:
+    trace = pair.record(Serving(depth=4, max_new=24, level=Level.FEATURES, ignore_end=True))
+    report = replay_trace(trace, pair.model)
+    assert report.comparison.tokens_equal == report.comparison.answers > 0
+    assert report.comparison.max_error is None
+
+
+def test_a_free_run_on_true_features_is_the_served_run(pair: Pair) -> None:
+    wiring = read_draft(pair.deployment.draft_folder or Path()).wiring
+    assert wiring
+    trace = pair.record(Serving(depth=3, max_new=32, capture=wiring.boundaries, ignore_end=True))
+    served, free = replay_trace(trace, pair.model).served, free_run_acceptance(trace, pair.model, wiring=wiring.boundaries)
+    assert served.correct_drafts > 0
+    assert (free.rounds, free.correct_drafts) == (served.rounds, served.correct_drafts)
+
+
+def test_a_broken_run_foretells_what_the_right_wiring_brings(pair: Pair) -> None:
+    wiring = read_draft(pair.deployment.draft_folder or Path()).wiring
+    assert wiring
+    common = {"depth": 3, "max_new": 32, "capture": wiring.boundaries, "ignore_end": True}
+    right = replay_trace(pair.record(Serving(**common)), pair.model).served
+    broken = pair.record(Serving(**common, faults=("W3",)))
+    wrong = replay_trace(broken, pair.model).served
+    foretold = free_run_acceptance(broken, pair.model, wiring=wiring.boundaries)
+    assert (foretold.rounds, foretold.correct_drafts) == (right.rounds, right.correct_drafts)
+    assert wrong.acceptance_length != right.acceptance_length
+
+
+def test_another_draft_is_not_mistaken_for_the_served_one(pair: Pair) -> None:
+    trace = pair.record(Serving(depth=3, max_new=16, level=Level.FULL, ignore_end=True))
+    other = DraftModel(pair.model.spec)
+    other.load_state_dict(pair.model.state_dict())
+    with torch.no_grad():
+        other.mlp.gate.weight.mul_(1.01)
+    report = replay_trace(trace, other)
+    assert report.comparison.max_error is not None and report.comparison.max_error > 100 * TOLERANCE
+
+
+def test_what_cannot_be_replayed_is_said(pair: Pair) -> None:
+    light = pair.record(Serving(depth=2, max_new=8, level=Level.LIGHT, ignore_end=True))
+    with pytest.raises(UserError, match="level light"):
+        replay_trace(light, pair.model)
+    plain = pair.record(Serving(depth=0, max_new=8, ignore_end=True))
+    with pytest.raises(UserError, match="no received rows"):
+        replay_trace(plain, pair.model)
+    with pytest.raises(UserError, match="--capture 0,2,4"):
+        free_run_acceptance(light, pair.model, wiring=(0, 2, 4))
