@@ -16,6 +16,8 @@ import click
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch.nn import functional as F
+
 from spectrace.engine.checkpoint import build_draft, read_draft
 from spectrace.engine.deployment import Deployment, Serving
 from spectrace.engine.draft import DraftModel
@@ -24,7 +26,6 @@ from spectrace.replay.inputs import DraftInputs, read_served
 from spectrace.replay.replay import replay_inputs
 from spectrace.tracer.rows import Level
 from spectrace.tracer.trace import Trace
-from torch.nn import functional as F
 
 MODELS = Path(__file__).resolve().parents[1] / "models" / "smollm2"
 sys.path.insert(0, str(MODELS))
@@ -32,7 +33,11 @@ sys.path.insert(0, str(MODELS))
 
 def matmuls(model: DraftModel, inputs: DraftInputs) -> Callable[[], None]:
     """The matrix products of a replay, and nothing else: same weights, same rows, same order."""
-    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear) and module not in (model.fc, model.head)]
+    linears = [
+        module
+        for module in model.modules()
+        if isinstance(module, torch.nn.Linear) and module not in (model.fc, model.head)
+    ]
     calls: list[tuple[torch.Tensor, torch.Tensor]] = []
     for depth, rows in enumerate(inputs.depths):
         count = len(rows.tokens)
@@ -67,7 +72,15 @@ def main(threads: int, repeats: int, max_new: int) -> None:
     torch.set_num_threads(threads)
     model = build_draft(read_draft(MODELS / "draft"), target=target, dtype=torch.float32)
     prompts = read_prompts(MODELS / "prompts" / "demo.jsonl", target)
-    table = Table("in flight", "draft rows", "served rows/s", "replay rows/s (min-max)", "÷ served", "bare matmul rows/s", "÷ matmul")
+    table = Table(
+        "in flight",
+        "draft rows",
+        "served rows/s",
+        "replay rows/s (min-max)",
+        "÷ served",
+        "bare matmul rows/s",
+        "÷ matmul",
+    )
     with tempfile.TemporaryDirectory() as folder, Deployment(target, MODELS / "draft", threads=threads) as pair:
         traces = {}
         for concurrency in (1, 8):

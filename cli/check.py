@@ -5,7 +5,6 @@ Exit codes: 0 sealed and whole; 1 unsealed, incomplete, or hooks that never fire
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from spectrace.cli.options import as_json_option, print_json
 from spectrace.tracer.errors import TraceDamaged
 from spectrace.tracer.manifest import MANIFEST
 from spectrace.tracer.problem import Problem
@@ -48,13 +48,13 @@ class Verdict:
 
 @click.command(name="check")
 @click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+@as_json_option
 @click.pass_context
 def check(context: click.Context, trace: Path, as_json: bool) -> None:
     """Check every byte of TRACE. Exit code 0: sealed and whole; 1: unsealed or incomplete; 3: damaged."""
     verdict = examine(trace)
     if as_json:
-        click.echo(json.dumps(verdict.to_json(), indent=1))
+        print_json(verdict.to_json())
     else:
         Console().print(render_check(verdict))
     context.exit(verdict.exit_code)

@@ -1,9 +1,10 @@
-"""`spectrace demo`: a real model served rightly and wrongly, both recorded and replayed, and the fix's worth foretold."""
+"""`spectrace demo`: a real model served rightly and wrongly, both recorded and replayed, the fix's worth foretold."""
 
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from spectrace.tracer.rows import Level
 
 if TYPE_CHECKING:
     from spectrace.engine.deployment import Served
+    from spectrace.replay.compare import Comparison
     from spectrace.replay.lab import ReplayReport
 
 __all__ = ["demo", "render_demo"]
@@ -69,13 +71,17 @@ class Outcome:
 
 
 @click.command(name="demo")
-@click.option("--out", type=click.Path(path_type=Path), help="Where the two traces go; a new folder under runs/ otherwise.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Where the two traces go; a new folder under runs/ otherwise."
+)
 @click.option("--threads", type=click.IntRange(1), help="CPU threads; all cores otherwise.")
 @as_json_option
 def demo(out: Path | None, threads: int | None, as_json: bool) -> None:
     """Serve, record, break, record again, replay both, and foretell what the fix brings."""
     if not (_MODELS / "draft" / "model.safetensors").is_file():
-        raise UserError("the demo needs the draft in models/smollm2, which a clone has and an installed package has not")
+        raise UserError(
+            "the demo needs the draft in models/smollm2, which a clone has and an installed package has not"
+        )
     out = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     console = Console(stderr=True)
     outcome = _play(_target(console), out, threads, console)
@@ -115,15 +121,15 @@ def _play(target: Path, out: Path, threads: int | None, console: Console) -> Out
     pair = Deployment(target, _MODELS / "draft", threads=threads)
     wrong = FAULTS[_MISTAKE].wiring(right, pair.layers)
     capture = tuple(sorted({*right, *wrong}))
-    common = {"max_new": _MAX_NEW, "concurrency": 1}
+    alone = Serving(depth=0, max_new=_MAX_NEW, concurrency=1)
+    speculating = replace(alone, depth=_DEPTH, capture=capture, level=Level.FULL)
     served: dict[str, Served] = {}
     with console.status("starting target and draft as Ray actors") as status, pair:
         status.update(f"the target alone: {len(prompts)} prompts of {_MAX_NEW} tokens")
-        plain = pair.serve(prompts, Serving(depth=0, **common))
+        plain = pair.serve(prompts, alone)
         for name, wiring in (("right", right), ("wrong", wrong)):
             status.update(f"speculating with the {name} wiring {wiring}, recorded")
-            serving = Serving(depth=_DEPTH, wiring=wiring, capture=capture, level=Level.FULL, **common)
-            served[name] = pair.serve(prompts, serving, trace=out / name)
+            served[name] = pair.serve(prompts, replace(speculating, wiring=wiring), trace=out / name)
             if served[name].losses:
                 raise RunFailed(f"{out / name}: the recording is incomplete: {'; '.join(served[name].losses)}")
     if threads:
@@ -141,27 +147,48 @@ def _play(target: Path, out: Path, threads: int | None, console: Console) -> Out
 def render_demo(outcome: Outcome, out: Path) -> RenderableType:
     """The page a person reads."""
     right, wrong = outcome.right, outcome.wrong
-    times = Table("milliseconds per token", box=None, pad_edge=False)
-    for name in ("target alone", "right wiring", "wrong wiring"):
-        times.add_column(name, justify="right")
-    times.add_row("", *(f"{1000 * run.secs_per_token:.1f}" for run in (outcome.plain, right.served, wrong.served)))
-    replays = Table("replay against record", box=None, pad_edge=False)
-    for name in ("right wiring", "wrong wiring"):
-        replays.add_column(name, justify="right")
-    compared = [right.report.comparison, wrong.report.comparison]
-    replays.add_row("draft tokens equal", *(f"{one.tokens_equal} of {one.answers}" for one in compared))
-    replays.add_row("largest error ÷ row maximum", *(f"{one.max_error:.1e}" for one in compared))
-    replays.add_row("rows per second", *(f"{one.rows_per_second:,.0f}" for one in compared))
-    replays.add_row("rows per second served", *(f"{one.served_rows_per_second:,.0f}" for one in compared))
-    columns = {"right wiring": right.report.served, "wrong wiring": wrong.report.served, "after the fix": outcome.after_fix}
+    acceptance = {"right": right.report.served, "wrong": wrong.report.served, "after the fix": outcome.after_fix}
+    served = {"target alone": outcome.plain, "right": right.served, "wrong": wrong.served}
+    times = {name: (f"{1000 * one.secs_per_token:.1f}",) for name, one in served.items()}
+    replays = {name: _replayed(run.report.comparison) for name, run in (("right", right), ("wrong", wrong))}
     return Group(
-        Text("SmolLM2-135M-Instruct with its EAGLE-3 draft, greedy, depth 3, one request at a time", style="bold"),
-        Text(f"The draft was trained on boundaries {right.wiring}; the mistake serves it {wrong.wiring}."),
-        Text(f"The text is the target's own in both runs: {'yes' if outcome.lossless else 'NO'}.\n"),
-        acceptance_table(columns),
-        Text("'after the fix' is foretold from the wrong run's trace alone: the draft run on its reference features.\n"),
-        times,
+        Text(f"{len(outcome.plain.requests)} prompts, greedy, depth {_DEPTH}, one request at a time", style="bold"),
+        Text(f"right: the wiring that the draft was trained on, boundaries {_listed(right.wiring)}"),
+        Text(f"wrong: the classic mistake, the embedding left out, boundaries {_listed(wrong.wiring)}"),
+        Text(f"lossless, the text is the target's own in both: {'yes' if outcome.lossless else 'NO'}\n"),
+        acceptance_table(acceptance),
+        Text("\nafter the fix: foretold offline, from the reference features in the wrong run's"),
+        Text("trace; to be compared with 'right', which was really served\n"),
+        _columns(("milliseconds per token",), times),
         Text(""),
-        replays,
-        Text(f"\nBoth traces are kept in {out}: try `spectrace info {out / 'wrong'}`."),
+        _columns(_REPLAYED, replays),
+        Text(f"\nboth traces are kept in {out}"),
+        Text(f"next: spectrace info {out / 'wrong'}"),
     )
+
+
+_REPLAYED = ("replay: tokens equal", "largest error / row maximum", "rows per second", "rows per second, served")
+
+
+def _replayed(compared: "Comparison") -> tuple[str, ...]:
+    error, served = compared.max_error, compared.served_rows_per_second
+    return (
+        f"{compared.tokens_equal} of {compared.answers}",
+        "-" if error is None else f"{error:.1e}",
+        f"{compared.rows_per_second:,.0f}",
+        "-" if served is None else f"{served:,.0f}",
+    )
+
+
+def _columns(rows: tuple[str, ...], columns: Mapping[str, tuple[str, ...]]) -> Table:
+    """Named rows of figures, a column per run."""
+    table = Table("", box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right")
+    for row, figures in zip(rows, zip(*columns.values(), strict=True), strict=True):
+        table.add_row(row, *figures)
+    return table
+
+
+def _listed(wiring: tuple[int, ...]) -> str:
+    return ", ".join(map(str, wiring))

@@ -11,27 +11,34 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from spectrace.cli.options import as_json_option, print_json
 from spectrace.tracer.acceptance import Acceptance, acceptance_of_rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["info", "render_info"]
+__all__ = ["info", "info_json", "render_info"]
 
 
 @click.command(name="info")
 @click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+@as_json_option
 def info(trace: Path, as_json: bool) -> None:
     """Show what TRACE holds: manifest, rows per family, acceptance, completeness."""
     opened = Trace.open(trace)
-    verified = opened.rows("verified")
-    acceptance = acceptance_of_rows(verified) if len(verified) else None
     if as_json:
-        click.echo(json.dumps(info_json(opened, acceptance), indent=1))
+        print_json(info_json(opened))
     else:
-        Console().print(render_info(opened, acceptance))
+        Console().print(render_info(opened, served_acceptance(opened)))
 
 
-def info_json(trace: Trace, acceptance: Acceptance | None) -> dict[str, Any]:
+def served_acceptance(trace: Trace) -> Acceptance | None:
+    """What verification recorded, None when nothing was verified."""
+    verified = trace.rows("verified")
+    return acceptance_of_rows(verified) if len(verified) else None
+
+
+def info_json(trace: Trace) -> dict[str, Any]:
+    """The document of `info --json`."""
+    acceptance = served_acceptance(trace)
     return {
         "manifest": trace.manifest,
         "sealed": trace.sealed,

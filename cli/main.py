@@ -37,9 +37,8 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; never shows a traceback for an error that has a message."""
     try:
-        cli.main(standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        code = cli.main(standalone_mode=False)  # without standalone mode, click returns the code of an exit
+        sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
         error.show()
         sys.exit(2)

@@ -8,27 +8,22 @@ import click
 
 from spectrace.tracer.errors import UserError
 
-__all__ = ["BOUNDARIES", "DTYPES", "as_json_option", "print_json", "torch_dtype"]
+__all__ = ["DTYPES", "as_json_option", "parse_boundaries", "print_json", "torch_dtype"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-class _Boundaries(click.ParamType):
-    """A list such as 0,3,16."""
-
-    name = "boundaries"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(int(part) for part in str(value).split(","))
-        except ValueError:
-            name = param.opts[0] if param else "boundaries"
-            raise UserError(f"{name} {value!r}: expected boundaries separated by commas, such as 0,3,16") from None
+def parse_boundaries(_ctx: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """A list such as 0,3,16, as a click callback."""
+    if value is None:
+        return None
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        name = option.opts[0]
+        raise UserError(f"{name} {value!r}: expected boundaries separated by commas, such as 0,3,16") from None
 
 
-BOUNDARIES = _Boundaries()
 as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 
 

@@ -1,31 +1,44 @@
 """`spectrace run`: serve prompts on the reference deployment and record what crossed the boundary."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spectrace.cli.options import BOUNDARIES, DTYPES, as_json_option, print_json, torch_dtype
+from spectrace.cli.info import info_json
+from spectrace.cli.options import DTYPES, as_json_option, parse_boundaries, print_json, torch_dtype
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rows import Level
+from spectrace.tracer.trace import Trace
 
 __all__ = ["render_run", "run"]
 
 
+def parse_capture(
+    ctx: click.Context, option: click.Parameter, value: str | None
+) -> tuple[int, ...] | Literal["all"] | None:
+    """Boundaries, or all of them."""
+    return "all" if value == "all" else parse_boundaries(ctx, option, value)
+
+
 @click.command(name="run")
 @click.option("--target", type=click.Path(path_type=Path), required=True, help="Folder of a Hugging Face model.")
-@click.option("--draft", type=click.Path(path_type=Path), help="Folder of an EAGLE-3 draft; without one, plain decoding.")
-@click.option("--prompts", type=click.Path(path_type=Path), required=True, help="A .jsonl or text file, one prompt a line.")
+@click.option(
+    "--draft", type=click.Path(path_type=Path), help="Folder of an EAGLE-3 draft; without one, plain decoding."
+)
+@click.option(
+    "--prompts", type=click.Path(path_type=Path), required=True, help="A .jsonl or text file, one prompt a line."
+)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The trace, a new folder.")
 @click.option("--depth", type=click.IntRange(0), default=3, show_default=True, help="Tokens drafted a round; 0: none.")
 @click.option("--max-new", type=click.IntRange(1), default=64, show_default=True, help="Tokens to answer with at most.")
 @click.option("--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Requests in flight.")
 @click.option("--chunk", type=click.IntRange(1), help="Prompt rows a step at most; whole prompts otherwise.")
-@click.option("--wiring", type=BOUNDARIES, help="Boundaries that feed fc, instead of the draft's own.")
-@click.option("--capture", help="Boundaries to record as reference: a list such as 0,3,16,27, or all.")
+@click.option("--wiring", callback=parse_boundaries, help="Boundaries that feed fc, instead of the draft's own.")
+@click.option("--capture", callback=parse_capture, help="Boundaries to record as reference: 0,3,16,27, say, or all.")
 @click.option("--level", type=click.Choice(["light", "features", "full"]), default="features", show_default=True)
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of each actor; all cores otherwise.")
@@ -33,13 +46,12 @@ __all__ = ["render_run", "run"]
 @as_json_option
 def run(
     target: Path, draft: Path | None, prompts: Path, out: Path, depth: int, max_new: int, concurrency: int,
-    chunk: int | None, wiring: tuple[int, ...] | None, capture: str | None, level: str, dtype: str, threads: int | None,
-    faults: tuple[str, ...], as_json: bool,
+    chunk: int | None, wiring: tuple[int, ...] | None, capture: tuple[int, ...] | Literal["all"] | None, level: str,
+    dtype: str, threads: int | None, faults: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Serve PROMPTS and record a trace."""
     from spectrace.engine.deployment import Deployment, Serving
     from spectrace.engine.prompts import read_prompts
-    from spectrace.tracer.trace import Trace
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not an empty folder: give a new path for the trace, or remove it first")
@@ -50,7 +62,7 @@ def run(
         concurrency=concurrency,
         chunk=chunk,
         wiring=wiring,
-        capture=_capture(capture, pair.layers),
+        capture=tuple(range(pair.layers + 1)) if capture == "all" else tuple(sorted(set(capture or ()))),
         level=Level[level.upper()],
         faults=faults,
     )
@@ -58,9 +70,7 @@ def run(
     tokens = read_prompts(prompts, target)
     with pair, Console(stderr=True).status(f"serving {len(tokens)} prompts"):
         served = pair.serve(tokens, serving, trace=out)
-    from spectrace.cli.info import info_json
-
-    document = info_json(*_read(Trace.open(out)))
+    document = info_json(Trace.open(out))
     document |= {"seconds_per_token": served.secs_per_token, "outputs": [request.output for request in served.requests]}
     if as_json:
         print_json(document)
@@ -68,20 +78,6 @@ def run(
         Console().print(render_run(out, document))
     if served.losses:
         raise UserError(f"{out}: the recording is incomplete: {'; '.join(served.losses)}; the answers are whole")
-
-
-def _read(trace: Any) -> tuple[Any, Any]:
-    from spectrace.tracer.acceptance import acceptance_of_rows
-
-    verified = trace.rows("verified")
-    return trace, acceptance_of_rows(verified) if len(verified) else None
-
-
-def _capture(value: str | None, layers: int) -> tuple[int, ...]:
-    if value == "all":
-        return tuple(range(layers + 1))
-    boundaries = BOUNDARIES.convert(value, None, None) if value else ()
-    return tuple(sorted(set(boundaries)))
 
 
 def render_run(out: Path, document: dict[str, Any]) -> RenderableType:

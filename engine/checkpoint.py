@@ -17,7 +17,7 @@ from torch import Tensor
 from spectrace.engine.dialect import Wiring, read_spec, read_wiring
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.fields import Fields, read_config
-from spectrace.engine.spec import DraftSpec
+from spectrace.engine.spec import DraftSpec, FuseNorm
 from spectrace.tracer.errors import UserError
 
 __all__ = ["DraftCheckpoint", "LoadReport", "build_draft", "default_wiring", "read_draft", "read_tensor"]
@@ -34,6 +34,7 @@ _EMBEDDINGS = (
     "language_model.model.embed_tokens.weight",
 )
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+_REDUNDANT = frozenset({"t2d"})  # says again what d2t says
 
 _NAMES = {
     "fc.weight": "fc.weight",
@@ -128,23 +129,29 @@ def read_draft(folder: Path) -> DraftCheckpoint:
         raise UserError(f"{folder}: no tensor fc.weight, so this is not an EAGLE-3 draft (a target model was given?)")
     wiring = read_wiring(fields)
     spec = read_spec(fields, raw, wiring)
-    tensors, unknown = _rename(raw)
-    expected = _expected_shapes(spec)
-    for name, tensor in tensors.items():
-        if name in expected and list(tensor.shape) != expected[name]:
-            raise UserError(
-                f"{folder}: tensor {_NAMES.get(name, name)} is {list(tensor.shape)}, "
-                f"but its config.json makes it {expected[name]}"
-            )
-    known = {name: tensor for name, tensor in tensors.items() if name in expected}
-    unused = [*unknown, *(_NAMES.get(name, name) for name in tensors.keys() - known.keys())]
+    theirs = _their_names(raw, spec)
+    expected = {theirs[name]: shape for name, shape in _expected_shapes(spec).items()}
+    for name, shape in expected.items():
+        if name in raw and list(raw[name].shape) != shape:
+            raise UserError(f"{folder}: tensor {name} is {list(raw[name].shape)}, but its config.json makes it {shape}")
+    optional = {theirs[name] for name in _optional(spec)}
     report = LoadReport(
-        unused_tensors=tuple(sorted(unused)),
-        missing_tensors=tuple(sorted(expected.keys() - known.keys() - _optional(spec))),
+        unused_tensors=tuple(sorted(raw.keys() - expected.keys() - _REDUNDANT)),
+        missing_tensors=tuple(sorted(expected.keys() - raw.keys() - optional)),
         unread_fields=tuple(sorted(fields.unread() - _DESCRIPTIVE)),
         assumed=fields.assumed(),
     )
-    return DraftCheckpoint(folder, spec, wiring, known, report)
+    tensors = {name: raw[their] for name, their in theirs.items() if their in expected and their in raw}
+    return DraftCheckpoint(folder, spec, wiring, tensors, report)
+
+
+def _their_names(raw: Mapping[str, Tensor], spec: DraftSpec) -> dict[str, str]:
+    """The names of a `DraftModel`'s tensors in this checkpoint: one layout or the other."""
+    layer = "midlayer" if any(name.startswith("midlayer.") for name in raw) else "layers.0"
+    names = {ours: theirs.format(layer=layer) for ours, theirs in _NAMES.items()}
+    if spec.fuse_norm is FuseNorm.WHOLE:
+        return names | {"fuse_norms.0.weight": "input_norm.weight"}
+    return names | {f"fuse_norms.{slot}.weight": f"fc_norm.{slot}.weight" for slot in range(spec.slots)}
 
 
 def _expected_shapes(spec: DraftSpec) -> dict[str, list[int]]:
@@ -159,16 +166,6 @@ def _optional(spec: DraftSpec) -> set[str]:
     return {name for name, own in absent.items() if not own}
 
 
-def _rename(raw: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    layer = "midlayer" if any(name.startswith("midlayer.") for name in raw) else "layers.0"
-    ours = {theirs.format(layer=layer): name for name, theirs in _NAMES.items()}
-    ours |= {f"fc_norm.{slot}.weight": f"fuse_norms.{slot}.weight" for slot in range(16)}
-    ours["input_norm.weight"] = "fuse_norms.0.weight"
-    # t2d says again what d2t says: it is checked by lint, never computed with.
-    unused = [name for name in raw if name not in ours and name != "t2d"]
-    return {ours[name]: tensor for name, tensor in raw.items() if name in ours}, unused
-
-
 def build_draft(
     checkpoint: DraftCheckpoint, *, target: Path | None, dtype: torch.dtype, device: str = "cpu"
 ) -> DraftModel:
@@ -178,7 +175,7 @@ def build_draft(
     """
     spec = checkpoint.spec
     if checkpoint.report.missing_tensors:
-        missing = ", ".join(_NAMES.get(name, name) for name in checkpoint.report.missing_tensors)
+        missing = ", ".join(checkpoint.report.missing_tensors)
         raise UserError(f"{checkpoint.folder}: missing tensors {missing}; export the draft again, all of it")
     tensors = {"d2t": torch.zeros(spec.draft_vocab), **checkpoint.tensors}
     if not spec.own_embedding:

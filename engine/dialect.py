@@ -132,7 +132,7 @@ def _rope_fields(fields: Fields) -> Fields:
 
 def _read_rope(fields: Fields, *, interleaved: bool) -> RopeSpec:
     scaling = _rope_fields(fields)
-    name = scaling.get("rope_type" if "rope_type" in scaling else "type", "default")
+    name = scaling.get("rope_type" if "rope_type" in scaling else "type") or "default"
     if name not in {kind.value for kind in RopeKind}:
         raise UserError(f"{fields.path}: rope type {name!r} is not known; expected one of {', '.join(RopeKind)}")
     theta = (scaling if "rope_theta" in scaling else fields).real("rope_theta", 10000.0)

@@ -57,7 +57,9 @@ class Comparison:
     @property
     def stages(self) -> tuple[StageError, ...]:
         """What was compared, in the order of the data's path; empty when the trace keeps no draft tensors."""
-        return tuple(StageError(stage, self._rows[stage], self._errors[stage]) for stage in STAGES if stage in self._rows)
+        return tuple(
+            StageError(stage, self._rows[stage], self._errors[stage]) for stage in STAGES if stage in self._rows
+        )
 
     @property
     def max_error(self) -> float | None:
@@ -71,7 +73,7 @@ class Comparison:
 
     @property
     def served_rows_per_second(self) -> float | None:
-        """The same rows per second of the time that the engine's own draft forwards took, None if it was not recorded."""
+        """The same rows per second of the engine's own draft-forward time, None if that was not recorded."""
         return self.rows / self.served_secs if self.served_secs else None
 
     def _stage(self, stage: str, rows: DepthRows, index: np.ndarray, replayed: Tensor) -> None:
@@ -93,4 +95,3 @@ def row_error(recorded: Tensor, replayed: Tensor) -> Tensor:
     scale = recorded.abs().amax(-1)
     difference = (recorded - replayed).abs().amax(-1)
     return torch.where(difference == 0, difference, difference / scale)
-

@@ -10,7 +10,7 @@ from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["DepthRows", "DraftInputs", "Int", "Served", "read_served"]
+__all__ = ["DepthRows", "DraftInputs", "Int", "Served", "packed_keys", "read_served"]
 
 Int = npt.NDArray[np.int64]
 
@@ -96,37 +96,34 @@ def _joined(received: Rows, drafted: Rows) -> tuple[Rows, Rows]:
     received_keys, drafted_keys = keys(received), keys(drafted)
     order_r, order_d = np.lexsort(received_keys.T[::-1]), np.lexsort(drafted_keys.T[::-1])
     _, in_r, in_d = np.intersect1d(
-        _packed(received_keys[order_r]), _packed(drafted_keys[order_d]), assume_unique=True, return_indices=True
+        packed_keys(received_keys[order_r]), packed_keys(drafted_keys[order_d]), assume_unique=True, return_indices=True
     )
     return received.take(order_r[np.sort(in_r)]), drafted.take(order_d[np.sort(in_d)])
 
 
-def _packed(keys: Int) -> npt.NDArray[np.void]:
-    """Each key as one opaque value."""
+def packed_keys(keys: Int) -> npt.NDArray[np.void]:
+    """Each row of [rows, columns] as one opaque value, for set operations on whole keys."""
     return np.ascontiguousarray(keys).view(np.dtype((np.void, keys.shape[1] * 8)))[:, 0]
 
 
 def _depth_rows(received: Rows, drafted: Rows, requests: Int, above: Sequence[DepthRows]) -> DepthRows:
-    owners, positions = received["request"].astype(np.int64), received["position"].astype(np.int64)
-    borders = np.searchsorted(owners, np.append(requests, np.iinfo(np.int64).max))
+    """One depth's rows; a row whose base or parent is not in the trace (a torn tail) is left out."""
+    owners = np.searchsorted(requests, received["request"].astype(np.int64))
+    bases = received["position"].astype(np.int64) - len(above)
     if above:
-        bases = _find(above[0], requests, owners, positions - len(above))
-        parents = bases if len(above) == 1 else np.searchsorted(above[-1].bases, bases)
+        # A request's depth-0 rows start at position 0, so that a position is a place.
+        bases = above[0].borders[owners] + bases
+        there = np.isin(bases, above[-1].bases) & (bases < above[0].borders[owners + 1])
+        received, drafted, owners, bases = received.take(there), drafted.take(there), owners[there], bases[there]
     else:
-        bases = parents = np.arange(len(owners))
+        bases = np.arange(len(owners))
     return DepthRows(
         tokens=received["token"].astype(np.int64),
-        positions=positions,
-        borders=borders.astype(np.int64),
+        positions=received["position"].astype(np.int64),
+        borders=np.searchsorted(owners, np.arange(len(requests) + 1)).astype(np.int64),
         bases=bases,
-        parents=parents.astype(np.int64),
+        parents=np.searchsorted(above[-1].bases, bases).astype(np.int64) if above else bases,
         answering=np.flatnonzero(drafted["token"] >= 0),
         received=received,
         drafted=drafted,
     )
-
-
-def _find(zero: DepthRows, requests: Int, owners: Int, positions: Int) -> Int:
-    """The depth-0 row of each (request, position): a request's rows start at position 0."""
-    found: Int = zero.borders[np.searchsorted(requests, owners)] + positions
-    return found

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spectrace.tracer.errors import UserError
 from spectrace.tracer.trace import Trace
 
 __all__ = ["Text", "read_texts"]
@@ -23,13 +22,16 @@ class Text:
 
 
 def read_texts(trace: Trace) -> Mapping[int, Text]:
-    """Finished requests by number; raises UserError when there are none."""
+    """Finished requests by number."""
     rows = trace.rows("requests")
-    if not len(rows):
-        raise UserError(f"{trace.folder}: no finished request in it; record until at least one request has finished")
     columns = zip(
-        rows["request"].tolist(), rows["prompt_tokens"], rows["output_tokens"], rows["depth_limit"].tolist(), strict=True
+        rows["request"].tolist(),
+        rows["prompt_tokens"],
+        rows["output_tokens"],
+        rows["depth_limit"].tolist(),
+        strict=True,
     )
     return {
-        request: Text(tuple(prompt.tolist()), tuple(output.tolist()), depth) for request, prompt, output, depth in columns
+        request: Text(tuple(prompt.tolist()), tuple(output.tolist()), depth)
+        for request, prompt, output, depth in columns
     }

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from spectrace.tracer.acceptance import Acceptance, acceptance_of
 from spectrace.tracer.errors import UserError
 
-__all__ = ["Walk", "run_length", "walk", "walk_acceptance"]
+__all__ = ["MissingDrafts", "Walk", "run_length", "walk", "walk_acceptance"]
+
+
+class MissingDrafts(UserError):
+    """A walk came to a place for which nothing was drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ def run_length(drafts: Sequence[int], output: Sequence[int], start: int) -> int:
 def walk(drafts: Mapping[int, Sequence[int]], output: Sequence[int], *, first: int = 1) -> Walk:
     """Walk one request; `drafts[t]` are the tokens drafted for a round that starts at t.
 
-    Raises UserError when the walk comes to a place for which there are no drafts: then the drafts are of other rounds.
+    Raises MissingDrafts when it comes to a place for which there are none: the drafts are of other rounds, or torn.
     """
     starts: list[int] = []
     runs: list[int] = []
@@ -42,7 +46,7 @@ def walk(drafts: Mapping[int, Sequence[int]], output: Sequence[int], *, first: i
     t = first
     while t < len(output):
         if t not in drafts:
-            raise UserError(f"no drafts for a round that starts after {t} output tokens; the trace lacks those draft rows")
+            raise MissingDrafts(f"no drafts for a round that starts after {t} output tokens: those rows are not there")
         run = run_length(drafts[t], output, t)
         starts.append(t)
         runs.append(run)

@@ -52,7 +52,7 @@ def draft_tensors(config: dict[str, Any], *, layout: str = "midlayer", seed: int
     inputs, slots = config.get("target_hidden_size", width), len(config["eagle_aux_hidden_state_layer_ids"])
 
     def matrix(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns) / columns**0.5
+        return torch.randn(rows, columns).div(columns**0.5)
 
     def scale(length: int) -> Tensor:
         return torch.rand(length) + 0.5
@@ -147,7 +147,9 @@ def fit_head(folder: Path, target: Path) -> Path:
     if "d2t" in tensors:
         kept = y.sum(0).topk(DRAFT_VOCAB).indices.sort().values
         tensors["d2t"], head = kept - torch.arange(len(kept)), head[kept]
-    return save_draft(folder, json.loads((folder / "config.json").read_text("utf-8")), {**tensors, "lm_head.weight": head})
+    return save_draft(
+        folder, json.loads((folder / "config.json").read_text("utf-8")), {**tensors, "lm_head.weight": head}
+    )
 
 
 @pytest.fixture(scope="session")

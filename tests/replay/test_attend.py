@@ -1,5 +1,7 @@
 """Replay's batched attention gives every row what it would have seen alone."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -29,7 +31,7 @@ def test_prefix_rows_see_their_request_up_to_themselves(lengths: tuple[int, ...]
     out = PrefixAttend(borders)(q, k, v, scale=0.3)
     wanted = [
         _alone(q[row], k[start : row + 1], v[start : row + 1], 0.3)
-        for start, end in zip(borders, borders[1:], strict=False)
+        for start, end in pairwise(borders.tolist())
         for row in range(start, end)
     ]
     assert row_error(torch.stack(wanted).flatten(1), out.flatten(1)).max() < 1e-5

@@ -74,7 +74,10 @@ def test_a_free_run_on_true_features_is_the_served_run(pair: Pair) -> None:
     wiring = read_draft(pair.deployment.draft_folder or Path()).wiring
     assert wiring
     trace = pair.record(Serving(depth=3, max_new=32, capture=wiring.boundaries, ignore_end=True))
-    served, free = replay_trace(trace, pair.model).served, free_run_acceptance(trace, pair.model, wiring=wiring.boundaries)
+    served, free = (
+        replay_trace(trace, pair.model).served,
+        free_run_acceptance(trace, pair.model, wiring=wiring.boundaries),
+    )
     assert served.correct_drafts > 0
     assert (free.rounds, free.correct_drafts) == (served.rounds, served.correct_drafts)
 

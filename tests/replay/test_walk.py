@@ -1,8 +1,8 @@
 """The walk counts the rounds a deployment would have had, no more and no fewer."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-import pytest
 
 from spectrace.replay.walk import run_length, walk, walk_acceptance
 from spectrace.tracer.errors import UserError

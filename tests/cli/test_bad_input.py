@@ -1,0 +1,128 @@
+"""Every bad input gets one line that says what and where, exit code 2 (3 for damage), and leaves nothing behind."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Say = Callable[..., object]
+
+
+@pytest.fixture
+def run(
+    spectrace: Callable[..., object],
+    target_of: Callable[..., Path],
+    draft_of: Callable[..., Path],
+    tmp_path: Path,
+) -> Callable[..., object]:
+    """`run(wiring="0,1")` runs `spectrace run` on a good pair, with changes."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"tokens": [5, 6, 7]}\n', "utf-8")
+    good = {
+        "target": target_of("llama"),
+        "draft": draft_of("llama", "gqa"),
+        "prompts": prompts,
+        "out": tmp_path / "trace",
+    }
+
+    def call(**changes: object) -> object:
+        options = {**good, **changes}
+        return spectrace("run", *(part for name, value in options.items() for part in (f"--{name}", value)))
+
+    return call
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"target": "nowhere"}, "nowhere: no such folder"),
+        ({"draft": "nowhere"}, "nowhere: no such folder"),
+        ({"prompts": "nowhere.jsonl"}, "nowhere.jsonl: cannot be read"),
+        ({"wiring": "0,2"}, "--wiring: 2 boundaries, but fc of"),
+        ({"wiring": "0,2,6"}, "boundary 6 does not exist; this target has boundaries 0 to 5"),
+        ({"wiring": "0,two,4"}, "--wiring '0,two,4': expected boundaries separated by commas"),
+        ({"capture": "0,9"}, "--capture: boundary 9 does not exist"),
+        ({"fault": "Z9"}, "--fault Z9: no such fault; known are W1"),
+    ],
+)
+def test_run_refuses_in_one_line(run: Say, tmp_path: Path, changes: dict[str, object], says: str) -> None:
+    said = run(**changes)
+    assert said.code == 2 and says in said.complaint
+    assert not (tmp_path / "trace").exists()
+
+
+def test_run_refuses_what_is_not_a_checkpoint(run: Say, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    said = run(draft=tmp_path / "empty")
+    assert said.code == 2 and "no config.json in it" in said.complaint
+
+
+def test_run_refuses_a_target_given_as_draft_and_a_draft_given_as_target(
+    run: Say, target_of: Callable[..., Path], draft_of: Callable[..., Path]
+) -> None:
+    said = run(draft=target_of("llama"))
+    assert said.code == 2 and "not an EAGLE-3 draft" in said.complaint
+    said = run(target=draft_of("llama", "gqa"))
+    assert said.code == 2 and "this is a draft" in said.complaint
+
+
+def test_run_refuses_the_draft_of_another_target(run: Say, tmp_path: Path, new_target: Callable[..., Path]) -> None:
+    wider = new_target(tmp_path / "wider", "llama", hidden_size=64, head_dim=16)
+    said = run(target=wider)
+    assert said.code == 2 and "this is the draft of another target" in said.complaint
+    more = new_target(tmp_path / "more", "llama", vocab_size=100)
+    said = run(target=more)
+    assert said.code == 2 and "vocabulary 96" in said.complaint
+
+
+def test_run_refuses_a_hybrid_target(run: Say, tmp_path: Path, new_target: Callable[..., Path]) -> None:
+    kinds = ["sliding_attention", "full_attention"] * 2 + ["full_attention"]
+    hybrid = new_target(tmp_path / "hybrid", "qwen3", layer_types=kinds, use_sliding_window=True, sliding_window=8)
+    said = run(target=hybrid)
+    assert said.code == 2 and "sliding_attention" in said.complaint
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no prompt in it"),
+        ("\n\n", "no prompt in it"),
+        ("{]", "prompts.jsonl:1: not valid JSON"),
+        ('{"tokens": []}', "neither a non-empty 'text' nor a list of 'tokens'"),
+        ('{"tokens": [5]}\n{"prompt": "x"}', "prompts.jsonl:2: neither"),
+        ('{"text": "hello"}', "no tokenizer in it, so prompts must be given as 'tokens'"),
+        ('{"tokens": [5, 96]}', "96"),
+    ],
+)
+def test_run_refuses_prompts_it_cannot_use(run: Say, tmp_path: Path, text: str, says: str) -> None:
+    said = run(prompts=_write(tmp_path / "other" / "prompts.jsonl", text))
+    assert said.code == 2 and says in said.complaint
+    assert not (tmp_path / "trace").exists()
+
+
+def test_run_refuses_a_folder_that_holds_something(run: Say, tmp_path: Path) -> None:
+    _write(tmp_path / "trace" / "precious", "x")
+    said = run()
+    assert said.code == 2 and "exists and is not an empty folder" in said.complaint
+    assert [path.name for path in (tmp_path / "trace").iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize("command", ["info", "check", "replay"])
+def test_readers_refuse_what_is_not_a_trace(spectrace: Say, tmp_path: Path, command: str) -> None:
+    more = ("--draft", tmp_path) if command == "replay" else ()
+    for path in (tmp_path / "nowhere", tmp_path):
+        said = spectrace(command, path, *more)
+        assert said.code == 2 and str(path) in said.complaint
+
+
+def test_an_option_misspelt_is_named(spectrace: Say) -> None:
+    said = spectrace("run", "--dpeth", "3")
+    assert said.code == 2 and "--dpeth" in said.err
+    said = spectrace("diagnoze")
+    assert said.code == 2 and "diagnoze" in said.err
