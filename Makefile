@@ -8,13 +8,14 @@ VENV_VLLM ?= .venv-vllm
 PACKAGES := tracer engine replay cli
 UNATTENDED := not gpu and not vllm and not sglang
 
-.PHONY: help setup target demo test check test-lower test-install-vllm clean
+.PHONY: help setup target demo test check bench test-lower test-install-vllm clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo               record a small deployment, check the trace, replay the draft on it"
+	@echo "make demo               a real model served rightly and wrongly, recorded, replayed, the fix foretold"
 	@echo "make test               the core test suite, after make check"
 	@echo "make check              ruff and mypy --strict"
+	@echo "make bench              how fast replay is, as ratios measured in one run"
 	@echo "make test-lower         the tests at the lower bounds that pyproject.toml states, in $(VENV_LOWER)"
 	@echo "make test-install-vllm  installing spectrace beside vLLM changes no package there; in VENV_VLLM=$(VENV_VLLM)"
 	@echo "make clean              remove environments, builds and caches"
@@ -39,7 +40,7 @@ target: $(VENV)/.model
 demo: target
 	$(VENV)/bin/spectrace demo
 
-test: check
+test: check target
 	$(VENV)/bin/pytest -m "$(UNATTENDED)"
 
 # mypy knows nothing of the installed mapping spectrace.tracer -> tracer/, so it gets a folder that is laid out that way.
@@ -59,6 +60,9 @@ test-lower:
 	$(VENV_LOWER)/bin/pytest tests/tracer
 	@$(VENV_LOWER)/bin/pip install -q -c $(VENV_LOWER)/extras.txt --no-build-isolation -e '.[all]'
 	$(VENV_LOWER)/bin/pytest -m "$(UNATTENDED)"
+
+bench: target
+	$(VENV)/bin/python bench/replay.py
 
 test-install-vllm:
 	bash tests/install_beside_vllm.sh $(VENV_VLLM)

@@ -12,6 +12,7 @@ from spectrace.tracer.errors import SpectraceError
 
 __all__ = ["cli", "main"]
 
+_EXTRA = ("ray", "transformers")
 _COMMANDS = ("demo", "run", "replay", "info", "check")
 
 
@@ -41,6 +42,11 @@ def main() -> None:
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
         error.show()
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        click.echo(f"spectrace: this command needs {error.name}: pip install 'spectrace[engine]'", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)

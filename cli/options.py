@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from spectrace.tracer.errors import UserError
 
-__all__ = ["DTYPES", "as_json_option", "parse_boundaries", "print_json", "torch_dtype"]
+if TYPE_CHECKING:
+    from spectrace.engine.checkpoint import LoadReport
+
+__all__ = ["DTYPES", "as_json_option", "parse_boundaries", "print_json", "say_leftovers", "torch_dtype"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -25,6 +28,15 @@ def parse_boundaries(_ctx: click.Context, option: click.Parameter, value: str | 
 
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+
+
+def say_leftovers(report: "LoadReport") -> None:
+    """Tell on stderr what a draft's folder holds that nothing was computed from, and what was assumed instead."""
+    for what, names in (("tensor not used", report.unused_tensors), ("config field not read", report.unread_fields)):
+        for name in names:
+            click.echo(f"draft: {what}: {name}", err=True)
+    for name, value in report.assumed.items():
+        click.echo(f"draft: config field absent, assumed: {name} = {value}", err=True)
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """`spectrace replay`: run a trace's draft again, offline, and compare with what was served."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -9,13 +9,15 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from spectrace.cli.options import DTYPES, as_json_option, print_json, torch_dtype
-from spectrace.replay.lab import ReplayReport, replay_trace
+from spectrace.cli.options import DTYPES, as_json_option, print_json, say_leftovers, torch_dtype
 from spectrace.tracer.acceptance import Acceptance
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.trace import Trace
 
-__all__ = ["render_replay", "replay", "replay_json"]
+if TYPE_CHECKING:
+    from spectrace.replay.lab import ReplayReport
+
+__all__ = ["acceptance_table", "render_replay", "replay", "replay_json"]
 
 
 @click.command(name="replay")
@@ -33,14 +35,17 @@ def replay(
     import torch
 
     from spectrace.engine.checkpoint import build_draft, read_draft
+    from spectrace.replay.lab import replay_trace
 
     opened = Trace.open(trace)
     if threads:
         torch.set_num_threads(threads)
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"--device {device}: no CUDA device here; use --device cpu")
+    checkpoint = read_draft(draft)
+    say_leftovers(checkpoint.report)
     model = build_draft(
-        read_draft(draft),
+        checkpoint,
         target=target or recorded_target(opened),
         dtype=torch_dtype(dtype or opened.manifest.get("dtype", "float32")),
         device=device,
@@ -61,7 +66,7 @@ def recorded_target(trace: Trace) -> Path | None:
     return Path(path) if path and Path(path).is_dir() else None
 
 
-def replay_json(report: ReplayReport) -> dict[str, Any]:
+def replay_json(report: "ReplayReport") -> dict[str, Any]:
     """The `replay` part of --json."""
     compared = report.comparison
     return {
@@ -77,12 +82,12 @@ def replay_json(report: ReplayReport) -> dict[str, Any]:
     }
 
 
-def acceptance_json(report: ReplayReport) -> dict[str, Any]:
+def acceptance_json(report: "ReplayReport") -> dict[str, Any]:
     """The `acceptance` part of --json: as served, and as the replayed drafts walk."""
     return {"served": report.served.to_json(), "replayed": report.replayed.to_json()}
 
 
-def render_replay(trace: Path, report: ReplayReport) -> RenderableType:
+def render_replay(trace: Path, report: "ReplayReport") -> RenderableType:
     """The page a person reads."""
     compared = report.comparison
     facts = Table(show_header=False, box=None, pad_edge=False)

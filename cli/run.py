@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spectrace.cli.info import info_json
-from spectrace.cli.options import DTYPES, as_json_option, parse_boundaries, print_json, torch_dtype
+from spectrace.cli.options import DTYPES, as_json_option, parse_boundaries, print_json, say_leftovers, torch_dtype
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rows import Level
 from spectrace.tracer.trace import Trace
@@ -67,6 +67,8 @@ def run(
         faults=faults,
     )
     pair.check(serving)
+    if pair.checkpoint:
+        say_leftovers(pair.checkpoint.report)
     tokens = read_prompts(prompts, target)
     with pair, Console(stderr=True).status(f"serving {len(tokens)} prompts"):
         served = pair.serve(tokens, serving, trace=out)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from spectrace.tracer.fingerprint import row_hashes
-from spectrace.tracer.rows import HASHES, POINTER, TOKENS, Column, Family, Level, Wide
+from spectrace.tracer.rows import HASHES, POINTER, TOKENS, Column, Family, Level, Wide, numpy_dtype
 from spectrace.tracer.staging import Bits, Staged
 
 __all__ = ["Item", "Pointers", "Prepared", "Tensors", "kept", "narrow_batch", "prepare", "wide_batch"]
@@ -132,7 +132,7 @@ def _column(column: Column, given: Mapping[str, object], rows: int) -> np.ndarra
 
 def _lists(column: Column, value: object, rows: int) -> np.ndarray | list[np.ndarray]:
     """One array per row, or a matrix where all are equally long; no value means empty lists."""
-    dtype = column.type.value_type.to_pandas_dtype()
+    dtype = numpy_dtype(column.type.value_type)
     if value is None:
         return np.empty((rows, 0), dtype)
     if isinstance(value, np.ndarray) and value.ndim == 2 and len(value) == rows:
@@ -148,7 +148,7 @@ def _scalars(column: Column, value: object, rows: int) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype == object:
         array = np.array([_null(column) if one is None else one for one in array.reshape(-1)])
-    wanted = np.dtype(column.type.to_pandas_dtype())
+    wanted = numpy_dtype(column.type)
     typed = array.astype(wanted, copy=False)
     if wanted.kind in "iu" and array.dtype != wanted and not np.array_equal(typed, array):
         raise ValueError(f"column {column.name!r} holds values that are no {wanted.name}: {array[typed != array][:4]}")
@@ -206,7 +206,7 @@ def _merge_lists(column: Column, parts: Sequence[np.ndarray | list[np.ndarray]])
     ]
     flat = [one for p in parts for one in ([p.reshape(-1)] if isinstance(p, np.ndarray) else p)]
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int32)
-    values = np.concatenate(flat).astype(column.type.value_type.to_pandas_dtype(), copy=False) if flat else np.empty(0)
+    values = np.concatenate(flat).astype(numpy_dtype(column.type.value_type), copy=False) if flat else np.empty(0)
     return pa.ListArray.from_arrays(_plain(offsets, pa.int32()), _plain(values, column.type.value_type), column.type)
 
 

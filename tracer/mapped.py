@@ -14,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from spectrace.tracer.errors import TraceDamaged
 from spectrace.tracer.inventory import SegmentView
+from spectrace.tracer.rows import numpy_dtype
 
 __all__ = ["MappedSegment"]
 
@@ -55,7 +56,7 @@ class MappedSegment:
             data = values.buffers()[1]
             width = self.schema.field(column).type.shape[0]
             start = data.address - self._buffer.address
-            dtype = np.dtype(values.type.to_pandas_dtype())
+            dtype = numpy_dtype(values.type)
             flat = np.frombuffer(self._map, dtype, len(values), start)
             self._columns[key] = flat.reshape(-1, width)
         return self._columns[key]

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "Phase",
     "Stream",
     "Wide",
+    "numpy_dtype",
 ]
 
 
@@ -108,6 +111,13 @@ class Stream:
     @property
     def name(self) -> str:
         return self.family.name if self.wide is None else f"{self.family.name}.{self.wide.kind}"
+
+
+@cache
+def numpy_dtype(kind: pa.DataType) -> np.dtype:
+    """numpy's name for an Arrow type. `to_pandas_dtype` would do, but older pyarrow then asks for pandas."""
+    empty: np.ndarray = pa.array([], kind).to_numpy(zero_copy_only=False)
+    return empty.dtype
 
 
 U8, U16, U32, U64 = pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.mapped import MappedSegment
-from spectrace.tracer.rows import HASHES, TOKENS, Family
+from spectrace.tracer.rows import HASHES, TOKENS, Family, numpy_dtype
 from spectrace.tracer.staging import as_tensor
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Rows:
             return np.empty((0, 0), np.float32), "float32"
         name = _column_name(found, kind, column)
         tensor = found.schema.field(name).type
-        return np.empty((0, tensor.shape[0]), tensor.value_type.to_pandas_dtype()), found.dtype(name)
+        return np.empty((0, tensor.shape[0]), numpy_dtype(tensor.value_type)), found.dtype(name)
 
     def _gather(self, kind: str, column: str | None, batches: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, str]:
         edges = [0, *(np.flatnonzero((batches[:, 1:] != batches[:, :-1]).any(axis=0)) + 1).tolist(), len(row)]

@@ -140,13 +140,15 @@ class Text:
 class Trainer:
     """The draft, what it learns from, and how far it has come."""
 
-    def __init__(self, text: Text, weights: dict[str, Tensor]) -> None:
+    def __init__(self, text: Text, weights: dict[str, Tensor], kept: Tensor | None) -> None:
+        """`kept` are the draft vocabulary's tokens, None for the most frequent ones of the text."""
         self.text = text
         self.embedding = weights["model.embed_tokens.weight"].float()
         trained = np.concatenate([text.answers[i]["gen"] for i in text.train])
         counts = np.bincount(trained, minlength=VOCAB)
-        self.coverage = float(np.sort(counts)[-KEPT:].sum() / counts.sum())
-        self.kept = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:KEPT]).copy())
+        frequent = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:KEPT]).copy())
+        self.kept = frequent if kept is None else kept
+        self.coverage = float(counts[self.kept.numpy()].sum() / counts.sum())
         self.is_kept = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, self.kept, True)
         self.kept_head = self.embedding[self.kept].to(torch.bfloat16)
         self.full_head = self.embedding.to(torch.bfloat16)
@@ -288,7 +290,10 @@ def main(
 ) -> None:  # fmt: skip
     """Train, or go on training, until --steps."""
     torch.manual_seed(seed)
-    trainer = Trainer(Text(folder), load_file(ensure_target() / "model.safetensors"))
+    state = torch.load(run / "state.pt") if (run / "state.pt").exists() else None
+    # The vocabulary is chosen once: the rows of a head stand for its tokens, whatever text is added later.
+    kept = state["draft"]["d2t"] + torch.arange(KEPT) if state else None
+    trainer = Trainer(Text(folder), load_file(ensure_target() / "model.safetensors"), kept)
     parameters = [p for p in trainer.draft.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -296,8 +301,7 @@ def main(
     )
     run.mkdir(parents=True, exist_ok=True)
     step, log = 0, out.parent / "training-log.jsonl"
-    if (run / "state.pt").exists():
-        state = torch.load(run / "state.pt")
+    if state:
         trainer.draft.load_state_dict(state["draft"])
         optimiser.load_state_dict(state["optimiser"])
         schedule.load_state_dict(state["schedule"])

@@ -14,11 +14,15 @@ import torch
 
 from spectrace.engine.checkpoint import build_draft, read_draft
 from spectrace.engine.deployment import Deployment, Serving
+from spectrace.engine.recording import Recording, shut
 from spectrace.engine.scheduler import Request
 from spectrace.tracer.acceptance import acceptance_of_rows
+from spectrace.tracer.keys import Keys
+from spectrace.tracer.manifest import create_trace
 from spectrace.tracer.rows import Level, Phase
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
+from spectrace.tracer.writer import FolderWriter
 
 FAMILIES = ("emitted", "received", "drafted", "verified", "requests", "reference")
 PAIRS = [("llama", "gqa"), ("llama", "mla")]
@@ -287,3 +291,18 @@ def test_a_run_without_a_draft_records_the_target_alone(
         "emitted": True, "received": False, "drafted": False, "verified": False, "requests": True, "reference": True,
     }  # fmt: skip
     assert trace.manifest["wiring"]["resolved"]["boundaries"] == []
+
+
+def test_what_recording_lost_is_told_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call's answers do not depend on its recording, so a full disk is no error; it is a loss that is reported."""
+
+    def refuse(*_args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    create_trace(tmp_path / "trace", {})
+    recorder = Recording(tmp_path / "trace", Level.LIGHT, {}).open("draft")
+    monkeypatch.setattr(FolderWriter, "write", refuse)
+    recorder.received(Keys(request=[0, 0], pass_=0, position=[0, 1]), token=[5, 6])
+    loss = shut(recorder)
+    assert loss and loss.startswith("draft-0: rows lost: 2 received;") and "No space left on device" in loss
+    assert shut(None) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +42,7 @@ def test_the_path_is_a_chain_of_the_targets_choices_from_the_root_and_cannot_go_
     assert verdict.bonus == targets[verdict.path[-1]]
     first = {(parents[n], tokens[n]): n for n in reversed(range(1, len(parents)))}
     assert (verdict.path[-1], verdict.bonus) not in first
+    assert all(node == first[above, tokens[node]] for above, node in pairwise(verdict.path))
 
 
 @given(trees())
