@@ -74,9 +74,11 @@ def start_cluster() -> None:
     """A Ray cluster on this machine alone, without dashboard; its workers run as fast as the driver does."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs workers at nice 15, behind everything else
-    ray.init(
-        include_dashboard=False, log_to_driver=False, logging_level="error", object_store_memory=_OBJECT_STORE_BYTES
-    )
+    options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+    try:
+        ray.init(**options, object_store_memory=_OBJECT_STORE_BYTES)
+    except Exception as error:  # Ray raises bare ones when a machine is too busy to start its processes in time
+        raise RunFailed(f"Ray did not start: {_line(error)}") from error
 
 
 def answer(reference: Any, who: str, *, secs: float) -> Any:

@@ -182,6 +182,15 @@ def test_an_actor_that_does_not_answer_is_an_error_and_not_a_hang(
     assert len(pair.serve([[1, 2, 3]], QUICK).requests[0].output) == 12
 
 
+def test_a_cluster_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_options: object) -> None:
+        raise Exception("The current node timed out during startup.\nThis could have reasons.")
+
+    monkeypatch.setattr("ray.init", refuse)
+    with pytest.raises(RunFailed, match=r"^Ray did not start: The current node timed out during startup\.$"):
+        actors.start_cluster()
+
+
 OWN_CLUSTER = """
 import json, os, sys
 from pathlib import Path
