@@ -198,7 +198,7 @@ class Deployment:
 
 def _facts(serving: Serving) -> dict[str, dict[str, Any]]:
     """What each role says about itself in its writer's manifest: `expects` are the families it will bring rows of."""
-    drafts = serving.depth > 0
+    drafts = serving.depth > 0 and max(serving.limits(1)) > 1
     return {
         "target": {"capture": serving.capture, "expects": ["emitted", *(["reference"] if serving.capture else [])]},
         "draft": {"expects": ["received", "drafted"] if drafts else []},

@@ -293,6 +293,13 @@ def test_a_run_without_a_draft_records_the_target_alone(
     assert trace.manifest["wiring"]["resolved"]["boundaries"] == []
 
 
+def test_a_family_that_cannot_have_rows_is_not_missed(
+    pair_of: Callable[..., Deployment], prompts: list[list[int]], tmp_path: Path
+) -> None:
+    pair_of("llama", "gqa").serve(prompts[:2], Serving(depth=3, max_new=1), trace=tmp_path / "trace")
+    assert Trace.open(tmp_path / "trace").verify() == []
+
+
 def test_what_recording_lost_is_told_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call's answers do not depend on its recording, so a full disk is no error; it is a loss that is reported."""
 
