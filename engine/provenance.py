@@ -16,6 +16,7 @@ from spectrace.tracer.fingerprint import file_fingerprint
 __all__ = ["describe_run"]
 
 _PACKAGES = ("spectrace", "torch", "transformers", "ray", "pyarrow", "numpy", "safetensors")
+_SECRETS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 _SWITCHES = (
     "SPECTRACE_",
     "CUDA_",
@@ -55,9 +56,15 @@ def describe_run(
         "serving": dict(serving),
         "sampling": {"temperature": 0.0, "seed": None},
         "versions": {"python": platform.python_version(), **_versions()},
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SWITCHES)},
+        "environment": _switches(),
         "machine": {"platform": platform.platform(), "cpus": os.cpu_count()},
     }
+
+
+def _switches() -> dict[str, str]:
+    """Environment switches that engines read; of one that may be a secret, only that it is set."""
+    switches = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SWITCHES)}
+    return {name: "(set)" if any(word in name for word in _SECRETS) else value for name, value in switches.items()}
 
 
 def _describe_draft(draft: DraftCheckpoint) -> dict[str, Any]:
