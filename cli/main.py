@@ -43,6 +43,12 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(2)
+    except OSError as error:
+        click.echo(f"spectrace: {error.filename or 'the system'}: {error.strerror or error}", err=True)
+        sys.exit(2)
+    except RecursionError:
+        click.echo("spectrace: a JSON file is nested too deeply to be one of ours; check the files given", err=True)
+        sys.exit(2)
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise

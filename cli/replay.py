@@ -1,5 +1,6 @@
 """`spectrace replay`: run a trace's draft again, offline, and compare with what was served."""
 
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ def replay(
     opened = Trace.open(trace)
     if threads:
         torch.set_num_threads(threads)
+    if device.split(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"--device {device}: expected cpu or cuda")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"--device {device}: no CUDA device here; use --device cpu")
     checkpoint = read_draft(draft)
@@ -73,13 +76,21 @@ def replay_json(report: "ReplayReport") -> dict[str, Any]:
         "rows": compared.rows,
         "answers": compared.answers,
         "tokens_equal": compared.tokens_equal,
-        "max_error": compared.max_error,
-        "stages": {stage.stage: {"rows": stage.rows, "max_error": stage.max_error} for stage in compared.stages},
+        "max_error": _finite(compared.max_error),
+        "finite": compared.max_error is None or isfinite(compared.max_error),
+        "stages": {
+            stage.stage: {"rows": stage.rows, "max_error": _finite(stage.max_error)} for stage in compared.stages
+        },
         "requests": report.requests,
         "incomplete_requests": report.incomplete,
         "rows_per_second": compared.rows_per_second,
         "served_rows_per_second": compared.served_rows_per_second,
     }
+
+
+def _finite(error: float | None) -> float | None:
+    """JSON has no infinity: an error that is none of its numbers is null, and `finite` is false."""
+    return error if error is not None and isfinite(error) else None
 
 
 def acceptance_json(report: "ReplayReport") -> dict[str, Any]:

@@ -39,9 +39,14 @@ def _parse(path: Path, number: int, line: str) -> str | tuple[int, ...]:
     match entry:
         case {"tokens": [int(), *_] as tokens} if all(isinstance(token, int) for token in tokens):
             return tuple(tokens)
-        case {"text": str(text)} if text:
+        case {"text": str(text)} if text and _is_text(text):
             return text
     raise UserError(f"{path}:{number}: neither a non-empty 'text' nor a list of 'tokens' in this line")
+
+
+def _is_text(text: str) -> bool:
+    """Whether it is more than half a character: JSON can spell lone surrogates, tokenizers refuse them."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _encode(texts: Sequence[str], target: Path) -> list[tuple[int, ...]]:

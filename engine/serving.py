@@ -68,8 +68,10 @@ def resolve_wiring(serving: Serving, draft: DraftCheckpoint | None, *, layers: i
 
 def _wiring(serving: Serving, draft: DraftCheckpoint | None, layers: int) -> Wiring:
     if serving.wiring is not None:
+        if draft is None:
+            raise UserError("--wiring feeds a draft, and there is none: give --draft DIR")
         _check_boundaries("--wiring", serving.wiring, layers)
-        if draft and len(serving.wiring) != draft.spec.slots:
+        if len(serving.wiring) != draft.spec.slots:
             given = len(serving.wiring)
             raise UserError(f"--wiring: {given} boundaries, but fc of {draft.folder} takes {draft.spec.slots}")
         return Wiring(serving.wiring, "--wiring", serving.wiring)

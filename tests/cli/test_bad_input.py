@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from spectrace.tracer.manifest import create_trace
+
 Say = Callable[..., object]
 
 
@@ -98,6 +100,8 @@ def test_run_refuses_a_hybrid_target(run: Say, tmp_path: Path, new_target: Calla
         ('{"tokens": [5]}\n{"prompt": "x"}', "prompts.jsonl:2: neither"),
         ('{"text": "hello"}', "no tokenizer in it, so prompts must be given as 'tokens'"),
         ('{"tokens": [5, 96]}', "96"),
+        ('{"text": "\\ud800"}', "neither a non-empty 'text'"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_run_refuses_prompts_it_cannot_use(run: Say, tmp_path: Path, text: str, says: str) -> None:
@@ -126,3 +130,14 @@ def test_an_option_misspelt_is_named(spectrace: Say) -> None:
     assert said.code == 2 and "--dpeth" in said.err
     said = spectrace("diagnoze")
     assert said.code == 2 and "diagnoze" in said.err
+
+
+def test_run_refuses_a_trace_below_a_file(run: Say, tmp_path: Path) -> None:
+    said = run(out=_write(tmp_path / "file", "x") / "trace")
+    assert said.code == 2 and "Not a directory" in said.complaint
+
+
+def test_check_says_which_file_of_a_trace_is_a_folder(spectrace: Say, tmp_path: Path) -> None:
+    (create_trace(tmp_path / "trace", {}) / "SEAL").mkdir()
+    said = spectrace("check", tmp_path / "trace")
+    assert said.code == 2 and "SEAL: Is a directory" in said.complaint
