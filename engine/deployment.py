@@ -138,7 +138,7 @@ class Deployment:
         finally:
             losses = self._finish(log)
         if trace:
-            losses += [f"writer {writer} was not sealed" for writer in seal_trace(trace)]
+            losses += _seal(trace)
         requests = tuple(sorted(scheduler.finished, key=lambda request: request.number))
         return Served(requests, wall_secs, tuple(losses))
 
@@ -194,6 +194,14 @@ class Deployment:
         from spectrace.engine.actors import answer
 
         return answer(reference, who, secs=secs or self.answer_secs)
+
+
+def _seal(trace: Path) -> list[str]:
+    """Seal what can be sealed; returns what could not, since no answer may be lost to a full disk."""
+    try:
+        return [f"writer {writer} was not sealed" for writer in seal_trace(trace)]
+    except OSError as error:
+        return [f"the trace was not sealed: {error}"]
 
 
 def _facts(serving: Serving) -> dict[str, dict[str, Any]]:

@@ -58,7 +58,10 @@ def create_trace(folder: Path | str, manifest: Mapping[str, Any]) -> Path:
 
 
 def seal_trace(folder: Path | str) -> list[str]:
-    """Seal the trace if all its writers are sealed; otherwise leave it and return the names of those that are not."""
+    """Seal the trace if all its writers are sealed; otherwise leave it and return the names of those that are not.
+
+    Raises OSError where the seal cannot be written.
+    """
     folder = Path(folder)
     digest = manifest_hash(folder)
     ledgers = {writer.name: read_ledger((writer / LEDGER).read_bytes()) for writer in writer_folders(folder)}
@@ -102,10 +105,17 @@ def render_json(value: Mapping[str, Any]) -> bytes:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """The file is there whole, or not at all; it survives power loss once this returns."""
+    """The file is there whole, or not at all; it survives power loss once this returns.
+
+    Raises OSError that names the file, where nothing is left of it.
+    """
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error

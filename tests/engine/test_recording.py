@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -313,3 +315,22 @@ def test_what_recording_lost_is_told_with_its_reason(tmp_path: Path, monkeypatch
     loss = shut(recorder)
     assert loss and loss.startswith("draft-0: rows lost: 2 received;") and "No space left on device" in loss
     assert shut(None) is None
+
+
+def test_a_seal_that_cannot_be_written_costs_no_answer(
+    pair_of: Callable[..., Deployment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may have room for every row and none for the last file."""
+    sync = os.fsync
+
+    def full(file: int) -> None:
+        if os.readlink(f"/proc/self/fd/{file}").endswith("SEAL.partial"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    served = pair_of("llama", "gqa").serve([[5, 6, 7]], Serving(max_new=4, ignore_end=True), trace=tmp_path / "trace")
+    assert len(served.requests[0].output) == 4
+    assert [loss for loss in served.losses if "SEAL" in loss and "No space left" in loss]
+    assert {path.name for path in (tmp_path / "trace").glob("SEAL*")} == set()
+    assert not Trace.open(tmp_path / "trace").sealed
