@@ -24,7 +24,7 @@ _OBJECT_STORE_BYTES = 1 << 29
 _AGAIN = "what was recorded before is readable, start again"
 
 Handed: TypeAlias = list[Any]
-"""A reference to a `LogitsProcessorOutput`, or nothing."""
+"""A reference to a `LogitsProcessorOutput` or to `DraftProbs`, or nothing."""
 
 
 class TargetActor:
@@ -39,9 +39,9 @@ class TargetActor:
         """Start a call."""
         self.shard.serve(serving, recording)
 
-    def step(self, step: TargetStep) -> tuple[Handed, list[Decision]]:
-        """One pass: what it hands over, by reference, and a decision per group."""
-        output, decisions = self.shard.step(step)
+    def step(self, step: TargetStep, probs: Handed) -> tuple[Handed, list[Decision]]:
+        """One pass, given what sampled drafts were drawn from: what it hands over, and a decision per group."""
+        output, decisions = self.shard.step(step, ray.get(probs[0]) if probs else None)
         return [] if output is None else [ray.put(output)], decisions
 
     def finish(self) -> str | None:
@@ -61,9 +61,13 @@ class DraftActor:
         """Start a call."""
         self.shard.serve(recording)
 
-    def step(self, handed: Handed, step: DraftStep) -> list[DraftTree]:
-        """Fetch what the target handed over and run every draft forward that it feeds."""
-        return self.shard.step(ray.get(handed[0]), step)
+    def step(self, handed: Handed, step: DraftStep) -> tuple[Handed, list[DraftTree]]:
+        """Fetch what the target handed over and run every draft forward that it feeds.
+
+        Returns what sampled drafts were drawn from, by reference, and a tree per request that asked for one.
+        """
+        probs, trees = self.shard.step(ray.get(handed[0]), step)
+        return [] if probs is None else [ray.put(probs)], trees
 
     def finish(self) -> str | None:
         """End the call; returns what went wrong with the recording, if anything did."""

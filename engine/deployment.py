@@ -132,8 +132,9 @@ class Deployment:
         try:
             self._begin(serving, wiring, recording)
             started = time.perf_counter()
+            probs: list[Any] = []
             while (step := scheduler.plan()) is not None:
-                self._advance(scheduler, step, log)
+                probs = self._advance(scheduler, step, probs, log)
             wall_secs = time.perf_counter() - started
         finally:
             losses = self._finish(log)
@@ -160,12 +161,16 @@ class Deployment:
         if self.draft:
             self._answer(self.draft.serve.remote(recording), "draft")
 
-    def _advance(self, scheduler: Scheduler, step: TargetStep, log: RequestLog) -> None:
-        handed, decisions = self._answer(self.target.step.remote(step), "target")
+    def _advance(self, scheduler: Scheduler, step: TargetStep, probs: list[Any], log: RequestLog) -> list[Any]:
+        """A pass of the target and the draft forwards that it feeds; returns what the next pass is handed."""
+        handed, decisions = self._answer(self.target.step.remote(step, probs), "target")
         drafts = scheduler.apply(decisions)
         log.step(step, decisions)
-        if drafts.groups:
-            scheduler.take_drafts(self._answer(self.draft.step.remote(handed, drafts), "draft"))
+        if not drafts.groups:
+            return []
+        probs, trees = self._answer(self.draft.step.remote(handed, drafts), "draft")
+        scheduler.take_drafts(trees)
+        return probs
 
     def _manifest(self, serving: Serving, wiring: Wiring) -> dict[str, Any]:
         return describe_run(

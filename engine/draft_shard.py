@@ -15,7 +15,7 @@ from torch import Tensor
 from spectrace.engine.attention import KeyValueCache, PackedAttend
 from spectrace.engine.checkpoint import build_draft, read_draft
 from spectrace.engine.packing import Int, PackedRows, RowTable
-from spectrace.engine.plan import DraftGroup, DraftStep, DraftTree, LogitsProcessorOutput
+from spectrace.engine.plan import DraftGroup, DraftProbs, DraftStep, DraftTree, LogitsProcessorOutput
 from spectrace.engine.recording import Recording, shut
 from spectrace.tracer.keys import Keys
 from spectrace.tracer.recorder import Recorder
@@ -69,7 +69,7 @@ class DraftShard:
         return shut(self.recorder)
 
     @torch.inference_mode()
-    def step(self, handed: LogitsProcessorOutput, step: DraftStep) -> list[DraftTree]:
+    def step(self, handed: LogitsProcessorOutput, step: DraftStep) -> tuple[DraftProbs | None, list[DraftTree]]:
         """Extend by the accepted rows, then draft a chain for every group that asks for one."""
         self._release(step.released)
         sources = np.concatenate([group.source + np.arange(len(group.tokens)) for group in step.groups])
@@ -92,7 +92,9 @@ class DraftShard:
             inputs = result.state[torch.from_numpy(rows)]
             forward = _deeper(forward, rows, [tokens[i] for i in going], places)
         self.table.settle(np.empty(0, np.int64))
-        return [DraftTree(request, tuple(chain), tuple(range(-1, len(chain) - 1))) for request, chain in chains.items()]
+        return None, [
+            DraftTree(request, tuple(chain), tuple(range(-1, len(chain) - 1))) for request, chain in chains.items()
+        ]
 
     def _release(self, requests: Sequence[int]) -> None:
         self.table.release(requests)

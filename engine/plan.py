@@ -8,8 +8,8 @@ from torch import Tensor
 from spectrace.tracer.rows import Phase
 
 __all__ = [
-    "CaptureHiddenMode", "Decision", "DraftGroup", "DraftStep", "DraftTree", "LogitsProcessorOutput", "TargetGroup",
-    "TargetStep",
+    "CaptureHiddenMode", "Decision", "DraftGroup", "DraftProbs", "DraftStep", "DraftTree", "LogitsProcessorOutput",
+    "TargetGroup", "TargetStep",
 ]  # fmt: skip
 
 
@@ -106,3 +106,12 @@ class DraftTree:
     request: int
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftProbs:
+    """What sampled drafts were drawn from: `probs` [requests, depth, V], over the tokens `ids` [V]."""
+
+    requests: tuple[int, ...]
+    probs: Tensor
+    ids: Tensor

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from spectrace.engine.faults import find_faults
 from spectrace.engine.packing import PackedRows
-from spectrace.engine.plan import CaptureHiddenMode, Decision, LogitsProcessorOutput, TargetGroup, TargetStep
+from spectrace.engine.plan import (
+    CaptureHiddenMode,
+    Decision,
+    DraftProbs,
+    LogitsProcessorOutput,
+    TargetGroup,
+    TargetStep,
+)
 from spectrace.engine.recording import Recording, shut
 from spectrace.engine.target import TargetModel, TargetRows
 from spectrace.engine.verify import verify_greedy
@@ -60,7 +67,9 @@ class TargetShard:
         """End the call; returns what went wrong with the recording, if anything did."""
         return shut(self.recorder)
 
-    def step(self, step: TargetStep) -> tuple[LogitsProcessorOutput | None, list[Decision]]:
+    def step(
+        self, step: TargetStep, probs: DraftProbs | None = None
+    ) -> tuple[LogitsProcessorOutput | None, list[Decision]]:
         """One pass: returns the hidden states of the accepted rows, and a decision per group."""
         rows = _pack(step.groups)
         self.model.release(step.released)

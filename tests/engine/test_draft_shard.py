@@ -63,7 +63,7 @@ def serve(shard: DraftShard, *, seed: int) -> dict[int, Text]:
             continue
         gone = tuple(number for number in finished if number not in released)
         output = LogitsProcessorOutput(torch.cat(handed), CaptureHiddenMode.FULL)
-        trees = shard.step(output, DraftStep(step, tuple(groups), gone))
+        _, trees = shard.step(output, DraftStep(step, tuple(groups), gone))
         released += gone
         assert [tree.request for tree in trees] == [group.request for group in groups if group.depth]
         for tree in trees:
@@ -149,5 +149,5 @@ def test_a_step_that_only_extends_drafts_nothing(target_of: Callable[..., Path],
     shard = DraftShard(draft_of("llama", "gqa"), target_of("llama"), dtype=torch.float32, threads=1)
     shard.serve(None)
     output = LogitsProcessorOutput(torch.randn(2, 144), CaptureHiddenMode.FULL)
-    assert shard.step(output, DraftStep(0, (DraftGroup(0, 0, -1, 0, 0, (5, 6), 0),), ())) == []
+    assert shard.step(output, DraftStep(0, (DraftGroup(0, 0, -1, 0, 0, (5, 6), 0),), ())) == (None, [])
     assert len(shard.cache) == 2
