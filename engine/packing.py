@@ -2,7 +2,8 @@
 
 A cached row belongs to a request and is either committed (part of the request's text) or on trial (a node of a tree
 that verification may reject). A new row sees its request's committed rows, its ancestors on trial, and itself. So
-continuous batching, chunked prefill, chains and trees are one mechanism.
+continuous batching, chunked prefill, chains and trees are one mechanism. A sliding window counts positions, never
+places in the cache: a request's rows stand apart there, siblings of a tree behind each other.
 
 Shapes: T new rows, S cached rows.
 """
@@ -38,10 +39,11 @@ class PackedRows:
 
 
 class RowTable:
-    """The owner and standing of every row in a key-value cache; the tensors themselves are the caller's."""
+    """The owner, position and standing of every row in a key-value cache; the tensors themselves are the caller's."""
 
     def __init__(self) -> None:
         self.owners: Int = np.empty(0, np.int64)
+        self.positions: Int = np.empty(0, np.int64)
         self.parents: Int = np.empty(0, np.int64)
         self.committed: Bool = np.empty(0, np.bool_)
 
@@ -62,11 +64,20 @@ class RowTable:
             seen[row, cached + row] = True
         return seen
 
+    def within(self, rows: PackedRows, window: int) -> Bool:
+        """Which of the cached rows and of the new ones stand fewer than `window` positions before each new row.
+
+        [T, S + T], whoever owns them: what a layer with a sliding window sees is this and `mask`.
+        """
+        positions = np.concatenate((self.positions, rows.positions))
+        return positions > rows.positions[:, None] - window
+
     def append(self, rows: PackedRows) -> Int:
         """Put the new rows behind the cached ones, on trial; returns where each stands."""
         first = len(self)
         inside = np.where(rows.parents >= 0, -2 - (rows.parents + first), rows.parents)
         self.owners = np.concatenate((self.owners, rows.owners))
+        self.positions = np.concatenate((self.positions, rows.positions))
         self.parents = np.concatenate((self.parents, inside))
         self.committed = np.concatenate((self.committed, np.zeros(len(rows), np.bool_)))
         return np.arange(first, first + len(rows))
@@ -88,6 +99,6 @@ class RowTable:
         if len(self) == 0 or (~alive).mean() <= slack:
             return None
         kept: Int = alive.nonzero()[0]
-        self.owners, self.committed = self.owners[kept], self.committed[kept]
+        self.owners, self.positions, self.committed = self.owners[kept], self.positions[kept], self.committed[kept]
         self.parents = np.full(len(kept), -1)
         return kept

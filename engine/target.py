@@ -1,13 +1,14 @@
-"""A Hugging Face causal language model run on packed rows, with hooks at the canonical boundaries.
+"""A Hugging Face language model run on packed rows, with hooks at the canonical boundaries.
 
-Boundary b is the residual stream entering layer b: 0 is the embedding output, L the last layer's output before the
-final norm. We write no target model: whatever transformers can load and cache in full attention works.
+Boundary b is the residual stream entering layer b: 0 is the embedding output (after its scaling, where a family scales
+it), L the last layer's output before the final norm. We write no target model: whatever transformers can load and cache
+row by row works, the text decoder of a multimodal class too. Layers with a sliding window keep every row and see few.
 
 Shapes: T new rows, S cached rows, F target width, V vocabulary.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from spectrace.tracer.errors import UserError
 
 __all__ = ["TargetModel", "TargetRows", "check_target", "end_tokens"]
 
+_FULL, _SLIDING, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"  # as transformers calls them
+
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
@@ -33,67 +36,110 @@ class TargetRows:
 
 
 def check_target(folder: Path) -> dict[str, Any]:
-    """The target's text config; raises UserError for a folder that is no target or a model whose cache is not plain."""
-    config = read_config(folder)
-    text = config.get("text_config", config)
-    missing = [
-        name
-        for name in ("num_hidden_layers", "hidden_size", "vocab_size")
-        if not (isinstance(text, dict) and isinstance(text.get(name), int))
-    ]
-    if not isinstance(text, dict) or missing:
-        raise UserError(f"{folder / 'config.json'}: no {', '.join(missing)}, so this is not a language model")
-    if "draft_vocab_size" in text or "eagle_config" in text or "eagle" in str(config.get("architectures")).lower():
-        raise UserError(f"{folder}: this is a draft; --target wants the model that it drafts for")
-    _check_cache(folder, text.get("layer_types"), sliding=bool(text.get("use_sliding_window")))
+    """The text config, completed with its class's defaults.
+
+    Raises UserError for a folder that is no target, or a target whose cached rows cannot be dropped one by one.
+    """
+    text: dict[str, Any] = _read(folder).get_text_config().to_dict()
     return text
 
 
-def _check_cache(folder: Path, layer_types: Sequence[str] | None, *, sliding: bool) -> None:
-    """Raises UserError unless every layer attends to all that came before."""
-    odd = sorted(set(layer_types or (["sliding_attention"] if sliding else [])) - {"full_attention"})
-    if odd:
-        raise UserError(
-            f"{folder}: layers of kind {', '.join(odd)}: rows of such a cache cannot be rolled back, so hybrid and "
-            f"sliding-window targets are refused; use a full-attention target"
-        )
+def _read(folder: Path) -> Any:
+    """The config as transformers understands it, multimodal or not; raises as `check_target`."""
+    from transformers import AutoConfig
+
+    raw = read_config(folder)
+    text = raw.get("text_config") or raw
+    missing = [
+        name
+        for name in ("num_hidden_layers", "hidden_size")
+        if not (isinstance(text, dict) and isinstance(text.get(name), int))
+    ]
+    if not isinstance(text, dict) or missing:
+        raise UserError(f"{folder / 'config.json'}: no {', '.join(missing)}, so this is no language model to serve")
+    if "draft_vocab_size" in text or "eagle_config" in text or "eagle" in str(raw.get("architectures")).lower():
+        raise UserError(f"{folder}: this is a draft; --target wants the model that it drafts for")
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        text_config = config.get_text_config()
+    except Exception as error:  # every config class raises what it likes, and all of it is about the file
+        raise UserError(f"{folder / 'config.json'}: transformers cannot read it: {_one_line(error)}") from error
+    _windows(folder, text_config)
+    return config
+
+
+def _windows(folder: Path, text: Any) -> dict[str, int | None]:
+    """How many positions back each kind of layer sees, itself included; None is all. Raises UserError for odd kinds."""
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None)
+    if kinds is None:
+        chunked = getattr(text, "attention_chunk_size", None) is not None
+        kinds = [_SLIDING if window is not None else _CHUNKED if chunked else _FULL]
+    if odd := sorted(set(kinds) - {_FULL, _SLIDING}):
+        raise _hybrid(folder, text, "layers of kind " + ", ".join(odd))
+    return {kind: window if kind == _SLIDING else None for kind in sorted(set(kinds))}
+
+
+def _hybrid(folder: Path, text: Any, what: str) -> UserError:
+    return UserError(
+        f"{folder}: {text.model_type} has {what}: what it keeps of a text cannot be rolled back row by row, so hybrid "
+        f"targets are refused; use one whose layers are all {_FULL} or {_SLIDING}"
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def end_tokens(folder: Path) -> frozenset[int]:
-    """The tokens that end an answer: generation_config.json's, else the config's, as transformers chooses them."""
+    """The tokens that end an answer: generation_config.json's, else the config's, as transformers chooses them.
+
+    Raises UserError for a generation_config.json that is not JSON, and as `check_target`.
+    """
     path = folder / "generation_config.json"
     try:
         generation = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     except ValueError as error:
         raise UserError(f"{path}: not valid JSON ({error}); restore or remove it") from error
-    config = read_config(folder)
-    text = config.get("text_config")
-    for source in (generation, config, text):
-        ends = source.get("eos_token_id") if isinstance(source, dict) else None
+    config = _read(folder)
+    named = generation.get("eos_token_id") if isinstance(generation, dict) else None
+    for ends in (named, *(getattr(c, "eos_token_id", None) for c in (config, config.get_text_config()))):
         if ends is not None:
             return frozenset(ends if isinstance(ends, list) else [ends])
     return frozenset()
 
 
-def _load(folder: Path, dtype: torch.dtype) -> Any:
+def _load(folder: Path, config: Any, dtype: torch.dtype) -> Any:
     """The model as transformers loads it; raises UserError where it cannot, or where weights are missing."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    check_target(folder)
+    auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
     try:
-        config = AutoConfig.from_pretrained(folder).get_text_config()
-        # The config class fills in what the file leaves out: some families are sliding-window by default.
-        sliding = getattr(config, "sliding_window", None) is not None
-        _check_cache(folder, getattr(config, "layer_types", None), sliding=sliding)
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+        model, found = auto.from_pretrained(
+            folder, config=config, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{folder}: transformers cannot load it as a causal language model: {error}") from error
+        raise UserError(f"{folder}: transformers cannot load it as a language model: {_one_line(error)}") from error
     if found["missing_keys"]:
         missing = ", ".join(sorted(found["missing_keys"])[:4])
         raise UserError(f"{folder}: {len(found['missing_keys'])} weights are missing ({missing}); download it again")
     return model
+
+
+def _find_decoder(folder: Path, model: Any) -> Any:
+    """The module that holds `layers` and `norm`, however deep a class nests it.
+
+    Raises UserError where there is none, and for a model that transformers calls stateful: layer kinds may not say so.
+    """
+    if getattr(model, "_is_stateful", False):
+        raise _hybrid(folder, model.config, "a recurrent state")
+    decoder = model
+    while not (hasattr(decoder, "layers") and hasattr(decoder, "norm")):
+        outer, decoder = decoder, decoder.get_decoder()
+        if decoder is outer:
+            name = type(model).__name__
+            raise UserError(f"{folder}: {name} keeps no `layers` and `norm` to hook; use a decoder-only target")
+    return decoder
 
 
 class TargetModel:
@@ -102,13 +148,15 @@ class TargetModel:
     def __init__(self, folder: Path, *, dtype: torch.dtype) -> None:
         from transformers import DynamicCache
 
-        model = _load(folder, dtype)
+        config = _read(folder)
+        model = _load(folder, config, dtype)
+        decoder = _find_decoder(folder, model)
         self.model: nn.Module = model.eval().requires_grad_(False)
-        decoder: Any = model.get_decoder()
         self.layers: nn.ModuleList = decoder.layers
         self.norm: nn.Module = decoder.norm
         self.width = int(decoder.config.hidden_size)
-        self.vocab = int(model.get_output_embeddings().weight.shape[0])
+        self.vocab = int(decoder.config.vocab_size)
+        self._windows = _windows(folder, decoder.config)
         self._new_cache = DynamicCache
         self._boundaries: dict[int, Tensor] = {}
         self._wanted: frozenset[int] = frozenset()
@@ -132,15 +180,26 @@ class TargetModel:
     def forward(self, rows: PackedRows, *, boundaries: Iterable[int]) -> TargetRows:
         """Run the new rows behind the cached ones; they stay on trial until `settle`."""
         self._wanted, self._boundaries = frozenset(boundaries), {}
-        mask = torch.from_numpy(self.table.mask(rows))[None, None]
         output: Any = self.model(
             input_ids=torch.from_numpy(rows.tokens)[None],
             position_ids=torch.from_numpy(rows.positions)[None],
-            attention_mask=mask,
+            attention_mask=self._masks(rows),
             cache=self.cache,
             use_cache=True,
         )
         return TargetRows(output.logits[0], dict(sorted(self._boundaries.items())), self.table.append(rows))
+
+    def _masks(self, rows: PackedRows) -> Tensor | dict[str, Tensor]:
+        """What each row sees, [1, 1, T, S + T]; one mask per kind of layer where there are two.
+
+        A model whose layers are all alike takes its mask as it is, whether it knows kinds or not.
+        """
+        seen = self.table.mask(rows)
+        masks = {
+            kind: torch.from_numpy(seen if window is None else seen & self.table.within(rows, window))[None, None]
+            for kind, window in self._windows.items()
+        }
+        return masks if len(masks) > 1 else masks.popitem()[1]
 
     def settle(self, accepted: Int, finished: Iterable[int] = ()) -> None:
         """Commit the accepted rows of the last forward, drop its others, and all rows of finished requests."""
