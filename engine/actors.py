@@ -12,7 +12,7 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from spectrace.engine.draft_shard import DraftShard
+from spectrace.engine.draft_shard import DraftServing, DraftShard
 from spectrace.engine.plan import Decision, DraftStep, DraftTree, TargetStep
 from spectrace.engine.recording import Recording
 from spectrace.engine.target_shard import TargetServing, TargetShard
@@ -57,9 +57,9 @@ class DraftActor:
         self.shard = DraftShard(folder, target, dtype=dtype, threads=threads)
         return os.getpid()
 
-    def serve(self, recording: Recording | None) -> None:
+    def serve(self, serving: DraftServing, recording: Recording | None) -> None:
         """Start a call."""
-        self.shard.serve(recording)
+        self.shard.serve(serving, recording)
 
     def step(self, handed: Handed, step: DraftStep) -> tuple[Handed, list[DraftTree]]:
         """Fetch what the target handed over and run every draft forward that it feeds.

@@ -17,6 +17,7 @@ import torch
 
 from spectrace.engine.checkpoint import DraftCheckpoint, read_draft
 from spectrace.engine.dialect import Wiring
+from spectrace.engine.draft_shard import DraftServing
 from spectrace.engine.plan import CaptureHiddenMode, TargetStep
 from spectrace.engine.provenance import describe_run
 from spectrace.engine.recording import Recording
@@ -128,7 +129,7 @@ class Deployment:
             create_trace(trace, self._manifest(serving, wiring))
             recording = Recording(trace.absolute(), serving.level, _facts(serving))
         scheduler = self._schedule(prompts, serving)
-        log = RequestLog(scheduler, recording)
+        log = RequestLog(scheduler, serving.sampling, recording)
         try:
             self._begin(serving, wiring, recording)
             started = time.perf_counter()
@@ -149,6 +150,7 @@ class Deployment:
             concurrency=serving.concurrency,
             chunk=serving.chunk,
             end_tokens=frozenset() if serving.ignore_end else self.end_tokens,
+            fixed_window=serving.fixed_window,
         )
         for number, (prompt, limit) in enumerate(zip(prompts, serving.limits(len(prompts)), strict=True)):
             scheduler.add(Request(number, str(number), tuple(prompt), limit))
@@ -156,10 +158,12 @@ class Deployment:
 
     def _begin(self, serving: Serving, wiring: Wiring, recording: Recording | None) -> None:
         mode = CaptureHiddenMode.FULL if serving.depth else CaptureHiddenMode.NULL
-        settings = TargetServing(wiring.boundaries, serving.capture, mode, serving.faults)
+        settings = TargetServing(
+            wiring.boundaries, serving.capture, mode, serving.sampling, serving.fixed_window, serving.faults
+        )
         self._answer(self.target.serve.remote(settings, recording), "target")
         if self.draft:
-            self._answer(self.draft.serve.remote(recording), "draft")
+            self._answer(self.draft.serve.remote(DraftServing(serving.shape, serving.sampling), recording), "draft")
 
     def _advance(self, scheduler: Scheduler, step: TargetStep, probs: list[Any], log: RequestLog) -> list[Any]:
         """A pass of the target and the draft forwards that it feeds; returns what the next pass is handed."""

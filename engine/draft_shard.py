@@ -14,39 +14,54 @@ from torch import Tensor
 
 from spectrace.engine.attention import KeyValueCache, PackedAttend
 from spectrace.engine.checkpoint import build_draft, read_draft
-from spectrace.engine.packing import Int, PackedRows, RowTable
+from spectrace.engine.packing import Bool, Int, PackedRows, RowTable
+from spectrace.engine.picking import Picker
 from spectrace.engine.plan import DraftGroup, DraftProbs, DraftStep, DraftTree, LogitsProcessorOutput
 from spectrace.engine.recording import Recording, shut
+from spectrace.engine.sampling import Sampling
+from spectrace.engine.tree import Growth, TreeShape
 from spectrace.tracer.keys import Keys
 from spectrace.tracer.recorder import Recorder
 from spectrace.tracer.rows import Level, Phase
 
-__all__ = ["DraftShard"]
+__all__ = ["DraftServing", "DraftShard"]
 
 TOP_K = 16
 
 
 @dataclass(frozen=True, slots=True)
+class DraftServing:
+    """How to serve one call: the shape of the trees, and how their tokens are chosen."""
+
+    shape: TreeShape
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
 class _Forward:
-    """The rows of one draft forward, the group of each, and which rows answer with a token (indices [N])."""
+    """The rows of one draft forward, the group and the node of each, and which node of the depth above it is below.
+
+    `live` tells rows of text and drafts from what fills a fixed window; `answering` are the rows that answer with
+    tokens (indices [N]), request by request.
+    """
 
     rows: PackedRows
     groups: tuple[DraftGroup, ...]
     nodes: Int
+    parents: Int
+    live: Bool
     depth: int
     answering: Int
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """Head input and fed-back state [T, H] of every row, logits [N, V] and tokens [N] of the answering ones."""
+    """Head input and fed-back state [T, H] of every row, logits [N, V] of the answering ones."""
 
     fused: Tensor
     hidden: Tensor
     state: Tensor
     logits: Tensor
-    draft_tokens: Tensor
-    tokens: Tensor
     secs: float
 
 
@@ -58,8 +73,9 @@ class DraftShard:
         self.model = build_draft(read_draft(folder), target=target, dtype=dtype)
         self.recorder: Recorder | None = None
 
-    def serve(self, recording: Recording | None) -> None:
+    def serve(self, serving: DraftServing, recording: Recording | None) -> None:
         """Start a call with an empty cache, recording into a trace if there is one."""
+        self.serving = serving
         self.cache, self.table = KeyValueCache(), RowTable()
         self.recorder = recording.open("draft") if recording else None
         self.level = recording.level if recording else Level.LIGHT
@@ -70,31 +86,32 @@ class DraftShard:
 
     @torch.inference_mode()
     def step(self, handed: LogitsProcessorOutput, step: DraftStep) -> tuple[DraftProbs | None, list[DraftTree]]:
-        """Extend by the accepted rows, then draft a chain for every group that asks for one."""
+        """Extend by what was handed over, then draft a tree for every group that asks for one."""
         self._release(step.released)
         sources = np.concatenate([group.source + np.arange(len(group.tokens)) for group in step.groups])
         forward, inputs = _extension(step.groups), handed.hidden_states[torch.from_numpy(sources)]
-        chains: dict[int, list[int]] = {group.request: [] for group in step.groups if group.depth}
+        asking = [group for group in step.groups if group.drafts]
+        growth = Growth(self.serving.shape, len(asking))
+        picker = Picker(self.serving.sampling, self.serving.shape.topk, asking)
         while True:
             result = self._run(forward, inputs)
+            below = picker.pick(result.logits)
+            tokens = self.model.to_target(torch.from_numpy(below.ids))
             if self.recorder:
-                self._record(self.recorder, step.number, forward, inputs, result)
+                self._record(self.recorder, step.number, forward, inputs, result, below.ids[:, 0], tokens[:, 0])
             places = self.table.append(forward.rows)
             if forward.depth == 0:
-                self.table.settle(places)
-            tokens = result.tokens.tolist()
-            for row, token in zip(forward.answering, tokens, strict=True):
-                chains[forward.groups[row].request].append(token)
-            going = [i for i, row in enumerate(forward.answering) if forward.groups[row].depth > forward.depth + 1]
-            if not going:
+                self.table.settle(places[forward.live])
+            if not asking:
+                return None, []
+            chosen, above = growth.add(tokens.numpy(), below.log_probs)
+            if growth.done:
                 break
-            rows = forward.answering[going]
+            forward, rows = _deeper(forward, chosen, above, places)
             inputs = result.state[torch.from_numpy(rows)]
-            forward = _deeper(forward, rows, [tokens[i] for i in going], places)
         self.table.settle(np.empty(0, np.int64))
-        return None, [
-            DraftTree(request, tuple(chain), tuple(range(-1, len(chain) - 1))) for request, chain in chains.items()
-        ]
+        trees = [DraftTree(group.request, tree) for group, tree in zip(asking, growth.trees(), strict=True)]
+        return picker.probs(self.model.to_target(torch.arange(self.model.spec.draft_vocab))), trees
 
     def _release(self, requests: Sequence[int]) -> None:
         self.table.release(requests)
@@ -109,11 +126,18 @@ class DraftShard:
         fused = self.model.fuse(inputs) if forward.depth == 0 else inputs
         hidden, state = self.model(torch.from_numpy(rows.tokens), fused, torch.from_numpy(rows.positions), attend)
         logits = self.model.logits(hidden[torch.from_numpy(forward.answering)])
-        draft_tokens = logits.argmax(-1)
-        tokens = self.model.to_target(draft_tokens)
-        return _Result(fused, hidden, state, logits, draft_tokens, tokens, time.perf_counter() - started)
+        return _Result(fused, hidden, state, logits, time.perf_counter() - started)
 
-    def _record(self, recorder: Recorder, step: int, forward: _Forward, inputs: Tensor, result: _Result) -> None:
+    def _record(
+        self,
+        recorder: Recorder,
+        step: int,
+        forward: _Forward,
+        inputs: Tensor,
+        result: _Result,
+        draft_tokens: Int,
+        tokens: Tensor,
+    ) -> None:
         extends, secs = forward.depth == 0, result.secs / len(forward.rows)
         recorder.received(
             _keys(step, forward, np.arange(len(forward.rows))),
@@ -121,6 +145,7 @@ class DraftShard:
             features=inputs if extends else None,
             slot_width=self.model.spec.target_width if extends else None,
             state=None if extends else inputs,
+            parent=forward.parents,
         )
         silent = np.setdiff1d(np.arange(len(forward.rows)), forward.answering)
         top = result.logits.float().topk(min(TOP_K, result.logits.shape[-1])) if self.level is Level.FULL else None
@@ -130,8 +155,8 @@ class DraftShard:
             index = torch.from_numpy(rows)
             recorder.drafted(
                 _keys(step, forward, rows),
-                draft_token=result.draft_tokens if answers else None,
-                token=result.tokens if answers else None,
+                draft_token=draft_tokens if answers else None,
+                token=tokens if answers else None,
                 fused=result.fused[index] if extends else None,
                 hidden=result.hidden[index],
                 state=result.state[index],
@@ -144,7 +169,7 @@ class DraftShard:
 def _extension(groups: Sequence[DraftGroup]) -> _Forward:
     """The depth-0 rows of all groups: causal within a group, behind what its request has committed."""
     lengths = [len(group.tokens) for group in groups]
-    ends = np.cumsum(lengths)
+    starts = np.cumsum([0, *lengths[:-1]])
     nodes = np.concatenate([np.arange(length) for length in lengths])
     rows = PackedRows(
         tokens=np.asarray([token for group in groups for token in group.tokens], np.int64),
@@ -152,22 +177,38 @@ def _extension(groups: Sequence[DraftGroup]) -> _Forward:
         positions=np.repeat([group.position for group in groups], lengths) + nodes,
         parents=np.where(nodes == 0, -1, np.arange(len(nodes)) - 1),
     )
-    owners = tuple(group for group in groups for _ in group.tokens)
-    answering = np.asarray([end - 1 for end, group in zip(ends, groups, strict=True) if group.depth], np.int64)
-    return _Forward(rows, owners, nodes, 0, answering)
+    last = [start + group.live - 1 for start, group in zip(starts, groups, strict=True) if group.drafts]
+    return _Forward(
+        rows,
+        groups=tuple(group for group in groups for _ in group.tokens),
+        nodes=nodes,
+        parents=np.full(len(nodes), -1),
+        live=nodes < np.repeat([group.live for group in groups], lengths),
+        depth=0,
+        answering=np.asarray(last, np.int64),
+    )
 
 
-def _deeper(above: _Forward, rows: Int, tokens: Sequence[int], places: Int) -> _Forward:
-    """The next depth: one row below each of `rows`, fed its token and state, one position on."""
-    count = len(rows)
+def _deeper(above: _Forward, tokens_Rk: Int, parents_Rk: Int, places: Int) -> tuple[_Forward, Int]:
+    """The next depth, k rows a tree, each one position below its parent; also the parents' places in `above`."""
+    trees, topk = tokens_Rk.shape
+    rows: Int = np.take_along_axis(above.answering.reshape(trees, -1), parents_Rk, 1).reshape(-1)
     new = PackedRows(
-        tokens=np.asarray(tokens, np.int64),
+        tokens=tokens_Rk.reshape(-1),
         owners=above.rows.owners[rows],
         positions=above.rows.positions[rows] + 1,
-        parents=np.full(count, -1) if above.depth == 0 else -2 - places[rows],
+        parents=np.full(len(rows), -1) if above.depth == 0 else -2 - places[rows],
     )
-    groups = tuple(above.groups[row] for row in rows)
-    return _Forward(new, groups, np.zeros(count, np.int64), above.depth + 1, np.arange(count))
+    forward = _Forward(
+        new,
+        groups=tuple(above.groups[row] for row in rows),
+        nodes=np.tile(np.arange(topk), trees),
+        parents=above.nodes[rows],
+        live=np.ones(len(rows), np.bool_),
+        depth=above.depth + 1,
+        answering=np.arange(len(rows)),
+    )
+    return forward, rows
 
 
 def _keys(step: int, forward: _Forward, rows: Int) -> Keys:
@@ -181,4 +222,5 @@ def _keys(step: int, forward: _Forward, rows: Int) -> Keys:
         phase=Phase.DRAFT_DECODE if forward.depth else Phase.DRAFT_EXTEND,
         round=[group.round for group in groups],
         step=step,
+        live=forward.live[rows],
     )

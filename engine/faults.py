@@ -6,11 +6,12 @@ Shapes: T rows, A slots, F target width.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from spectrace.engine.verify import SampledRule
 from spectrace.tracer.errors import UserError
 
 __all__ = ["FAULTS", "Fault", "find_faults"]
@@ -20,16 +21,26 @@ Boundaries = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: which boundaries are captured instead (given L), and what becomes of the features on their way."""
+    """One fault: which boundaries are captured instead (given L), what becomes of the features on their way, by which
+    rule sampled drafts are accepted, and what their probabilities [R, D, V] arrive as. `variant` tells flavours apart.
+    """
 
     id: str
     title: str
+    variant: str = ""
     wiring: Callable[[Boundaries, int], Boundaries] = lambda wiring, _layers: wiring
     hand_off: Callable[[Tensor], Tensor] = lambda features_TAF: features_TAF
+    rule: Callable[[SampledRule], SampledRule] = lambda rule: rule
+    draft_probs: Callable[[Tensor], Tensor] = lambda probs_RDV: probs_RDV
+
+    @property
+    def name(self) -> str:
+        """What `--fault` calls it."""
+        return f"{self.id}:{self.variant}" if self.variant else self.id
 
 
 FAULTS = {
-    fault.id: fault
+    fault.name: fault
     for fault in (
         Fault("W1", "every boundary one too early", wiring=lambda w, _: tuple(max(b - 1, 0) for b in w)),
         Fault("W2", "every boundary one too late", wiring=lambda w, layers: tuple(min(b + 1, layers) for b in w)),
@@ -38,6 +49,9 @@ FAULTS = {
         Fault("W5", "slots in reverse order", wiring=lambda w, _: w[::-1]),
         Fault("W6", "the first boundary twice", wiring=lambda w, _: (w[0], *w[:-1])),
         Fault("M3", "features zero", hand_off=torch.zeros_like),
+        Fault("S1", "drafts accepted with 0.9 of the right probability", rule=lambda rule: replace(rule, share=0.9)),
+        Fault("S1", "rejection's rest as it is", "residual", rule=lambda rule: replace(rule, renormalise=False)),
+        Fault("S2", "draft probabilities never written", draft_probs=torch.zeros_like),
     )
 }
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Int", "PackedRows", "RowTable"]
+__all__ = ["Bool", "Int", "PackedRows", "RowTable"]
 
 Int = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]

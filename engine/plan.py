@@ -5,6 +5,8 @@ from enum import IntEnum
 
 from torch import Tensor
 
+from spectrace.engine.tree import Tree
+from spectrace.engine.verify import Draws
 from spectrace.tracer.rows import Phase
 
 __all__ = [
@@ -23,7 +25,10 @@ class CaptureHiddenMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessorOutput:
-    """What the target hands to the draft: `hidden_states` [rows, A*F], the wiring's boundaries of accepted rows."""
+    """What the target hands to the draft: `hidden_states` [rows, A*F], the wiring's boundaries.
+
+    These are the accepted rows of every group and, in a fixed window, the group's other rows behind them.
+    """
 
     hidden_states: Tensor
     capture_hidden_mode: CaptureHiddenMode
@@ -64,21 +69,28 @@ class TargetStep:
 class Decision:
     """What the target made of one group: its own token after every row, the rows it accepted, and the token it adds.
 
-    `bonus` is None inside a prompt.
+    On the accepted path the token after a row is the one emitted. `bonus` is None inside a prompt, `draws` when
+    verification is greedy.
     """
 
     request: int
     target_tokens: tuple[int, ...]
     path: tuple[int, ...]
     bonus: int | None
+    draws: Draws | None = None
+
+    @property
+    def rejected(self) -> tuple[int, ...]:
+        """The rows that were not accepted, in order."""
+        return tuple(node for node in range(len(self.target_tokens)) if node not in self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftGroup:
     """One request's draft rows of one pass: row i stands at `position + i` and takes `tokens[i]`, the token after it.
 
-    Its feature is row `source + i` of what the target handed over. `depth` is how many tokens to draft; 0 only extends
-    the draft's cache.
+    Its feature is row `source + i` of what the target handed over. The first `live` rows are text, the others fill a
+    fixed window with what verification rejected. `drafts` asks for a tree; without, only the draft's cache grows.
     """
 
     request: int
@@ -87,7 +99,8 @@ class DraftGroup:
     position: int
     source: int
     tokens: tuple[int, ...]
-    depth: int
+    live: int
+    drafts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +114,10 @@ class DraftStep:
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """Drafted nodes below the root, in order; a parent of -1 is the root."""
+    """What was drafted for a request's next round."""
 
     request: int
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
+    tree: Tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,6 @@ def describe_run(
         "dtype": dtype,
         "tensor_parallel": {"target": 1, "draft": 1},
         "serving": dict(serving),
-        "sampling": {"temperature": 0.0, "seed": None},
         "versions": {"python": platform.python_version(), **_versions()},
         "environment": _switches(),
         "machine": {"platform": platform.platform(), "cpus": os.cpu_count()},

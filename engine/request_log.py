@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from spectrace.engine.plan import Decision, TargetGroup, TargetStep
 from spectrace.engine.recording import Recording, shut
+from spectrace.engine.sampling import Sampling
 from spectrace.engine.scheduler import Request, Scheduler
+from spectrace.engine.verify import Draws
 from spectrace.tracer.keys import Keys
 from spectrace.tracer.rows import Phase
 
@@ -14,8 +16,8 @@ __all__ = ["RequestLog"]
 class RequestLog:
     """Writes nothing without a recording."""
 
-    def __init__(self, scheduler: Scheduler, recording: Recording | None) -> None:
-        self.scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, sampling: Sampling, recording: Recording | None) -> None:
+        self.scheduler, self.sampling = scheduler, sampling
         self.recorder = recording.open("scheduler") if recording else None
 
     def step(self, step: TargetStep, decisions: Sequence[Decision]) -> None:
@@ -52,6 +54,7 @@ class RequestLog:
             accepted=[node in decision.path for node in nodes],
             cut=cut,
             source_row=list(nodes),
+            **({} if decision.draws is None else _draws(decision.draws)),
         )
 
     def _request(self, request: Request, step: int) -> None:
@@ -62,7 +65,8 @@ class RequestLog:
             prompt_tokens=[request.prompt],
             output_tokens=[request.output],
             cached_prefix=0,
-            temperature=0.0,
+            temperature=self.sampling.temperature,
+            seed=self.sampling.seed if self.sampling.temperature else None,
             finish_reason=request.finish_reason,
             rounds=request.rounds,
             correct_drafts=request.correct_drafts,
@@ -71,3 +75,8 @@ class RequestLog:
             first_token_secs=request.first_token_secs,
             finished_secs=request.finished_secs,
         )
+
+
+def _draws(draws: Draws) -> dict[str, tuple[float, ...]]:
+    """What a sampled verdict rests on, by the names of its columns."""
+    return {"p": draws.p, "q": draws.q, "p_emitted": draws.p_emitted, "uniform": draws.uniform}

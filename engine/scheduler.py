@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spectrace.engine.plan import Decision, DraftGroup, DraftStep, DraftTree, TargetGroup, TargetStep
+from spectrace.engine.tree import NO_TREE, Tree
 from spectrace.tracer.rows import Phase
 
 __all__ = ["Request", "Scheduler"]
@@ -29,7 +30,7 @@ class Request:
     rounds: int = 0
     correct_drafts: int = 0
     finish_reason: str = ""
-    tree: DraftTree | None = None
+    tree: Tree = NO_TREE
     arrived_secs: float = field(default_factory=time.time)
     first_token_secs: float | None = None
     finished_secs: float | None = None
@@ -45,10 +46,17 @@ class Request:
 
 
 class Scheduler:
-    """Up to `concurrency` requests in flight, at most `chunk` prompt rows a step, `depth` tokens drafted a round."""
+    """Up to `concurrency` requests in flight, at most `chunk` prompt rows a step, `depth` tokens drafted a round.
 
-    def __init__(self, *, depth: int, concurrency: int, chunk: int | None, end_tokens: frozenset[int]) -> None:
+    With `fixed_window` the draft is fed every row of a round, rejected ones behind the accepted, as engines do whose
+    shapes must not depend on what was accepted.
+    """
+
+    def __init__(
+        self, *, depth: int, concurrency: int, chunk: int | None, end_tokens: frozenset[int], fixed_window: bool = False
+    ) -> None:
         self.depth, self.concurrency, self.chunk, self.end_tokens = depth, concurrency, chunk, end_tokens
+        self.fixed_window = fixed_window
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.finished: list[Request] = []
@@ -97,15 +105,14 @@ class Scheduler:
         )
 
     def _round(self, request: Request) -> TargetGroup:
-        tree = request.tree or DraftTree(request.number, (), ())
         return TargetGroup(
             request=request.number,
             pass_=request.passes,
             phase=Phase.VERIFY,
             round=request.rounds if self.depth else -1,
             position=request.computed,
-            tokens=(request.output[-1], *tree.tokens),
-            parents=(-1, *(parent + 1 for parent in tree.parents)),
+            tokens=(request.output[-1], *request.tree.tokens),
+            parents=(-1, *(parent + 1 for parent in request.tree.parents)),
             answers=True,
         )
 
@@ -115,6 +122,9 @@ class Scheduler:
         for decision in decisions:
             request, group = self.requests[decision.request], self._planned[decision.request]
             fed = self._advance(request, group, decision)
+            live = len(fed)
+            if self.fixed_window:
+                fed += tuple(decision.target_tokens[node] for node in decision.rejected)
             source, handed = handed, handed + len(fed)
             if not request.finish_reason and self.depth:
                 # The pass that ends a prompt feeds round 0; a verify pass feeds the round after its own.
@@ -126,7 +136,8 @@ class Scheduler:
                         position=group.position,
                         source=source,
                         tokens=fed,
-                        depth=self.depth if group.answers else 0,
+                        live=live,
+                        drafts=group.answers,
                     )
                 )
         self._retire()
@@ -178,4 +189,4 @@ class Scheduler:
     def take_drafts(self, trees: Sequence[DraftTree]) -> None:
         """Give each request the tree for its next round."""
         for tree in trees:
-            self.requests[tree.request].tree = tree
+            self.requests[tree.request].tree = tree.tree

@@ -1,11 +1,14 @@
 """One call's settings, held against the pair that is to serve it: what is wrong is said before anything runs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spectrace.engine.checkpoint import DraftCheckpoint, default_wiring
 from spectrace.engine.dialect import Wiring
 from spectrace.engine.faults import find_faults
+from spectrace.engine.sampling import GREEDY, Sampling
+from spectrace.engine.tree import TreeShape
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rows import Level
 
@@ -16,10 +19,14 @@ __all__ = ["Serving", "check_prompts", "resolve_wiring"]
 class Serving:
     """One call's settings. `wiring` None takes the draft's own; `capture` lists boundaries to record as reference.
 
-    `max_new` is one limit for all requests, or one for each.
+    A round drafts `depth` tokens deep, `topk` below each; `draft_tokens` nodes are verified, the root included (None: a
+    chain's depth + 1). `max_new` is one limit for all requests, or one for each. `fixed_window` feeds the draft every
+    row of a round, rejected ones as garbage behind the accepted.
     """
 
     depth: int = 3
+    topk: int = 1
+    draft_tokens: int | None = None
     max_new: int | tuple[int, ...] = 64
     concurrency: int = 8
     chunk: int | None = None
@@ -28,6 +35,13 @@ class Serving:
     level: Level = Level.FEATURES
     faults: tuple[str, ...] = ()
     ignore_end: bool = False
+    sampling: Sampling = GREEDY
+    fixed_window: bool = False
+
+    @property
+    def shape(self) -> TreeShape:
+        """The shape of a round's tree."""
+        return TreeShape(self.depth, self.topk, self.draft_tokens or self.depth + 1)
 
     def limits(self, requests: int) -> tuple[int, ...]:
         """`max_new` of each request."""
@@ -60,6 +74,8 @@ def resolve_wiring(serving: Serving, draft: DraftCheckpoint | None, *, layers: i
         raise UserError(f"depth is {serving.depth}; expected 0 (no draft) or more")
     if serving.depth and draft is None:
         raise UserError(f"depth {serving.depth} needs a draft; give --draft DIR or --depth 0")
+    _check_tree(serving, draft)
+    _check_sampling(serving)
     _check_boundaries("--capture", serving.capture, layers)
     wiring = _wiring(serving, draft, layers)
     _check_faults(serving, wiring.boundaries, layers)
@@ -84,6 +100,33 @@ def _wiring(serving: Serving, draft: DraftCheckpoint | None, layers: int) -> Wir
     hint = "; another target's draft, or ids of another convention?"
     _check_boundaries(f"{draft.folder / 'config.json'}: {draft.wiring.key}", draft.wiring.boundaries, layers, hint)
     return draft.wiring
+
+
+def _check_tree(serving: Serving, draft: DraftCheckpoint | None) -> None:
+    shape = serving.shape
+    if shape.topk < 1 or (serving.depth and shape.nodes < 2):
+        raise UserError(f"topk {shape.topk} and {shape.nodes} draft tokens are no tree; expected at least 1 and 2")
+    if shape.topk > 1 and serving.draft_tokens is None:
+        raise UserError(f"topk {shape.topk} needs --num-draft-tokens: how many nodes to verify, the root included")
+    if serving.depth and shape.nodes - 1 > shape.candidates:
+        raise UserError(
+            f"{shape.nodes} draft tokens, the root included, but depth {shape.depth} and topk {shape.topk} give only "
+            f"{shape.candidates} below the root; give --num-draft-tokens {shape.candidates + 1} at most"
+        )
+    if draft and shape.topk > draft.spec.draft_vocab:
+        raise UserError(f"topk {shape.topk}, but the vocabulary of {draft.folder} is {draft.spec.draft_vocab} tokens")
+
+
+def _check_sampling(serving: Serving) -> None:
+    sampling = serving.sampling
+    if not 0 <= sampling.temperature < math.inf:
+        raise UserError(f"temperature is {sampling.temperature}; expected 0 (greedy) or more")
+    if not 0 <= sampling.seed < 1 << 63:
+        raise UserError(f"seed is {sampling.seed}; expected 0 to 2^63 - 1")
+    if sampling.sampled_drafts and not sampling.temperature:
+        raise UserError("sampled drafts need a temperature above 0; give --temperature")
+    if sampling.sampled_drafts and serving.topk > 1:
+        raise UserError(f"sampled drafts are chains: a tree's nodes are its best ones; topk is {serving.topk}, give 1")
 
 
 def _check_boundaries(where: str, boundaries: Sequence[int], layers: int, hint: str = "") -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spectrace.engine.faults import find_faults
-from spectrace.engine.packing import PackedRows
+from spectrace.engine.packing import Int, PackedRows
 from spectrace.engine.plan import (
     CaptureHiddenMode,
     Decision,
@@ -23,11 +23,12 @@ from spectrace.engine.plan import (
     TargetStep,
 )
 from spectrace.engine.recording import Recording, shut
+from spectrace.engine.sampling import GREEDY, Sampling
 from spectrace.engine.target import TargetModel, TargetRows
-from spectrace.engine.verify import verify_greedy
+from spectrace.engine.verification import Greedy, Sampled
 from spectrace.tracer.keys import Keys
 from spectrace.tracer.recorder import Recorder
-from spectrace.tracer.rows import Level, Phase
+from spectrace.tracer.rows import Level
 
 __all__ = ["TargetServing", "TargetShard"]
 
@@ -36,11 +37,16 @@ TOP_K = 16
 
 @dataclass(frozen=True, slots=True)
 class TargetServing:
-    """How to serve one call: the boundaries to hand over, those to record as reference, and the faults switched on."""
+    """How to serve one call: the boundaries to hand over, those to record as reference, and the faults switched on.
+
+    In a fixed window rejected rows are handed over, too, behind the accepted ones of their group.
+    """
 
     wiring: tuple[int, ...]
     capture: tuple[int, ...]
     mode: CaptureHiddenMode
+    sampling: Sampling = GREEDY
+    fixed_window: bool = False
     faults: tuple[str, ...] = ()
 
 
@@ -60,6 +66,8 @@ class TargetShard:
         self.wiring = serving.wiring
         for fault in self.faults:
             self.wiring = fault.wiring(self.wiring, len(self.model.layers))
+        sampled = serving.sampling.temperature > 0
+        self.verifier = Sampled(serving.sampling, self.faults) if sampled else Greedy()
         self.recorder = recording.open("target") if recording else None
         self.level = recording.level if recording else Level.LIGHT
 
@@ -70,15 +78,18 @@ class TargetShard:
     def step(
         self, step: TargetStep, probs: DraftProbs | None = None
     ) -> tuple[LogitsProcessorOutput | None, list[Decision]]:
-        """One pass: returns the hidden states of the accepted rows, and a decision per group."""
+        """One pass: returns the hidden states that are handed over, and a decision per group.
+
+        `probs` is what sampled drafts of these groups were drawn from.
+        """
         rows = _pack(step.groups)
         self.model.release(step.released)
         started = time.perf_counter()
         out = self.model.forward(rows, boundaries={*self.wiring, *self.serving.capture})
         targets = out.logits.argmax(-1)
         secs = time.perf_counter() - started
-        decisions, accepted = _decide(step.groups, targets.tolist())
-        self.model.settle(out.places[accepted])
+        decisions = self.verifier.decide(step.groups, out.logits, targets.tolist(), probs)
+        self.model.settle(out.places[_accepted(step.groups, decisions)])
         features = None
         if self.serving.mode is not CaptureHiddenMode.NULL:
             features = torch.cat([out.boundaries[boundary] for boundary in self.wiring], dim=-1)
@@ -88,7 +99,8 @@ class TargetShard:
             return None, decisions
         for fault in self.faults:
             features = fault.hand_off(features)
-        return LogitsProcessorOutput(features[torch.from_numpy(accepted)], self.serving.mode), decisions
+        handed = _accepted(step.groups, decisions, with_rejected=self.serving.fixed_window)
+        return LogitsProcessorOutput(features[torch.from_numpy(handed)], self.serving.mode), decisions
 
     def _record(
         self,
@@ -147,19 +159,11 @@ def _keys(step: TargetStep, rows: PackedRows) -> Keys:
     )
 
 
-def _decide(groups: Sequence[TargetGroup], targets: Sequence[int]) -> tuple[list[Decision], np.ndarray]:
-    """A decision per group, and the rows of the pass that are accepted, in order."""
-    decisions: list[Decision] = []
-    accepted: list[int] = []
+def _accepted(groups: Sequence[TargetGroup], decisions: Sequence[Decision], *, with_rejected: bool = False) -> Int:
+    """The rows of the pass that are accepted, in order; on demand the rejected ones of each group behind them."""
+    rows: list[int] = []
     first = 0
-    for group in groups:
-        own = tuple(targets[first : first + len(group.tokens)])
-        if group.phase is Phase.PREFILL:
-            path, bonus = tuple(range(len(own))), own[-1] if group.answers else None
-        else:
-            verdict = verify_greedy(group.parents, group.tokens, own)
-            path, bonus = verdict.path, verdict.bonus
-        decisions.append(Decision(group.request, own, path, bonus))
-        accepted += [first + node for node in path]
-        first += len(own)
-    return decisions, np.asarray(accepted, np.int64)
+    for group, decision in zip(groups, decisions, strict=True):
+        rows += [first + node for node in (*decision.path, *(decision.rejected if with_rejected else ()))]
+        first += len(group.tokens)
+    return np.asarray(rows, np.int64)

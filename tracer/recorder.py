@@ -41,7 +41,8 @@ class Recorder:
     """Records into one writer's folder of a trace made by `create_trace`; one per process.
 
     Arrays are numpy arrays, sequences or torch tensors of any device. In nullable columns a negative number, NaN or
-    None is null. `strict` raises in the engine what is otherwise only logged and counted: for tests.
+    None is null. A call with `hash_only` keeps hashes and no tensors, whatever the level: for a rank that holds what
+    another one records. `strict` raises in the engine what is otherwise only logged and counted: for tests.
     """
 
     def __init__(
@@ -80,7 +81,6 @@ class Recorder:
         self._pump = Pump(
             writer,
             fixed={"incarnation": incarnation, "rank": rank},
-            level=level,
             queue_bytes=queue_bytes,
             batch_bytes=batch_bytes,
             batch_secs=batch_secs,
@@ -97,6 +97,7 @@ class Recorder:
         target_token: object = None,
         logsumexp: object = None,
         forward_secs: object = None,
+        hash_only: bool = False,
     ) -> None:
         """Rows of a target's forward: input token, captured slots [rows, slots * slot_width], top-k (ids, values)."""
         self._record(
@@ -104,6 +105,7 @@ class Recorder:
             keys,
             {"token": token, "target_token": target_token, "logsumexp": logsumexp, "forward_secs": forward_secs},
             {"slots": ({"slots": slots}, slot_width), "logits": (_top_k(logits), None)},
+            hash_only=hash_only,
         )
 
     def received(
@@ -114,10 +116,15 @@ class Recorder:
         features: object = None,
         slot_width: int | None = None,
         state: object = None,
+        parent: object = None,
+        hash_only: bool = False,
     ) -> None:
-        """Rows a draft was fed, as delivered: `features` [rows, slots * slot_width] at depth 0, or `state` deeper."""
+        """Rows a draft was fed, as delivered: `features` [rows, slots * slot_width] at depth 0, or `state` deeper.
+
+        A deeper row's `parent` is the node, of the same pass and one depth up, whose token and state it was fed.
+        """
         wides: _Wides = {"features": ({"features": features}, slot_width), "state": ({"state": state}, None)}
-        self._record(RECEIVED, keys, {"token": token}, wides)
+        self._record(RECEIVED, keys, {"token": token, "parent": parent}, wides, hash_only=hash_only)
 
     def drafted(
         self,
@@ -131,6 +138,7 @@ class Recorder:
         logits: tuple[object, object] | None = None,
         logsumexp: object = None,
         forward_secs: object = None,
+        hash_only: bool = False,
     ) -> None:
         """A draft's results: the head's input `hidden`, the `state` fed back, its token before and after d2t."""
         self._record(
@@ -143,6 +151,7 @@ class Recorder:
                 "state": ({"state": state}, None),
                 "logits": (_top_k(logits), None),
             },
+            hash_only=hash_only,
         )
 
     def verified(
@@ -211,10 +220,12 @@ class Recorder:
         }
         self._record(REQUESTS, keys, given, {})
 
-    def reference(self, keys: Keys, *, token: object, boundaries: Mapping[int, object]) -> None:
+    def reference(
+        self, keys: Keys, *, token: object, boundaries: Mapping[int, object], hash_only: bool = False
+    ) -> None:
         """True states by canonical boundary, each [rows, width]; hashes follow the mapping's order."""
         columns = {f"b{boundary}": tensor for boundary, tensor in boundaries.items()}
-        self._record(REFERENCE, keys, {"token": token}, {"boundaries": (columns, None)})
+        self._record(REFERENCE, keys, {"token": token}, {"boundaries": (columns, None)}, hash_only=hash_only)
 
     def sampled_away(self, family: str, rows: int) -> None:
         """Declare rows that were left out on purpose, so that they are not taken for missing."""
@@ -250,17 +261,21 @@ class Recorder:
         else:  # the engine's own error is the one to see
             self._pump.close()
 
-    def _record(self, family: Family, keys: Keys, given: Mapping[str, object], wides: _Wides) -> None:
+    def _record(
+        self, family: Family, keys: Keys, given: Mapping[str, object], wides: _Wides, *, hash_only: bool = False
+    ) -> None:
         try:
             rows = len(keys)
         except Exception as error:
             self._lost(family.name, 0, error)
             return
-        self._guard(family.name, rows, lambda: self._hand_over(family, rows, {**keys.columns(), **given}, wides))
+        level = Level.LIGHT if hash_only else self._level
+        columns = {**keys.columns(), **given}
+        self._guard(family.name, rows, lambda: self._hand_over(family, rows, columns, wides, level))
 
-    def _hand_over(self, family: Family, rows: int, given: Mapping[str, object], wides: _Wides) -> None:
+    def _hand_over(self, family: Family, rows: int, given: Mapping[str, object], wides: _Wides, level: Level) -> None:
         """Copy what will be stored or hashed and queue it; too much for the queue is dropped before it is copied."""
-        wanted = {kind: of for kind, of in wides.items() if _given(of[0]) and kept(family.wide(kind), self._level)}
+        wanted = {kind: of for kind, of in wides.items() if _given(of[0]) and kept(family.wide(kind), level)}
         nbytes = sum(_nbytes(tensor) for columns, _ in wanted.values() for tensor in columns.values())
         nbytes += sum(_nbytes(value) for value in given.values()) + _ITEM_BYTES
         if not self._pump.reserve(family.name, rows, nbytes):
@@ -276,7 +291,7 @@ class Recorder:
         except BaseException:
             self._pump.release(nbytes)
             raise
-        self._pump.put(Item(family, rows, columns, tensors, nbytes))
+        self._pump.put(Item(family, rows, columns, tensors, level, nbytes))
 
     def _guard(self, family: str, rows: int, act: Callable[[], None]) -> None:
         """Never let an error reach the engine, unless strict."""

@@ -154,7 +154,7 @@ EMITTED: Final = Family(
 )
 RECEIVED: Final = Family(
     "received",
-    (*KEY, Column("token", I32), Column("hashes", HASHES)),
+    (*KEY, Column("parent", I32, nullable=True), Column("token", I32), Column("hashes", HASHES)),
     (
         Wide("features", ("features",), Level.FEATURES, hashes="hashes"),
         Wide("state", ("state",), Level.FULL, hashes="hashes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ Alone = Callable[..., list[int]]
 PAIRS = [("llama", "gqa"), ("llama", "mla"), ("qwen3", "gqa")]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_the_answers_of_the_tiny_targets_are_worth_comparing(
     family: str, prompts: list[list[int]], limits: tuple[int, ...], alone: Alone
 ) -> None:
@@ -49,6 +49,39 @@ def test_speculation_loses_nothing(
     ]
     assert {request.finish_reason for request in served.requests} == {"length"}
     assert served.secs_per_token > 0 and served.losses == ()
+
+
+@pytest.mark.parametrize("chunk", [None, 5], ids=["whole", "chunked"])
+@pytest.mark.parametrize("shape", [(3, 4, 8), (5, 8, 32), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_trees_lose_nothing(
+    pair: tuple[str, str],
+    shape: tuple[int, int, int],
+    chunk: int | None,
+    pair_of: Callable[..., Deployment],
+    prompts: list[list[int]],
+    limits: tuple[int, ...],
+    alone: Alone,
+) -> None:
+    """Also in a fixed window, where the draft is fed what verification rejected."""
+    depth, topk, nodes = shape
+    expected = [alone(pair[0], prompt, limit) for prompt, limit in zip(prompts, limits, strict=True)]
+    accepted = []
+    for fixed_window in (False, True):
+        serving = Serving(depth, topk, nodes, max_new=limits, concurrency=3, chunk=chunk, ignore_end=True)
+        served = pair_of(*pair).serve(prompts, replace(serving, fixed_window=fixed_window))
+        assert [request.output for request in served.requests] == expected
+        accepted.append([request.correct_drafts for request in served.requests])
+    assert accepted[0] == accepted[1]
+    assert sum(accepted[0]) > 0
+
+
+def test_a_wider_tree_has_more_accepted(pair_of: Callable[..., Deployment], prompts: list[list[int]]) -> None:
+    def correct(*shape: int) -> int:
+        serving = Serving(*shape, max_new=30, ignore_end=True)  # type: ignore[arg-type]
+        return sum(request.correct_drafts for request in pair_of("llama", "gqa").serve(prompts, serving).requests)
+
+    assert correct(3, 1, 4) < correct(3, 4, 24) < correct(3, 8, 60)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)

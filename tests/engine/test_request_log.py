@@ -9,7 +9,9 @@ import pytest
 from spectrace.engine.plan import Decision, DraftTree
 from spectrace.engine.recording import Recording
 from spectrace.engine.request_log import RequestLog
+from spectrace.engine.sampling import GREEDY
 from spectrace.engine.scheduler import Request, Scheduler
+from spectrace.engine.tree import Tree
 from spectrace.tracer.acceptance import acceptance_of_rows
 from spectrace.tracer.manifest import create_trace
 from spectrace.tracer.rows import Level, Phase
@@ -27,7 +29,7 @@ def log_one_round(
     scheduler = Scheduler(depth=3, concurrency=1, chunk=None, end_tokens=ends)
     request = Request(0, "zero", PROMPT, max_new)
     scheduler.add(request)
-    log = RequestLog(scheduler, Recording(folder, Level.LIGHT, {}))
+    log = RequestLog(scheduler, GREEDY, Recording(folder, Level.LIGHT, {}))
     choices = [*DRAFTED[:correct], bonus, *[90] * (3 - correct)]
     decisions = [
         Decision(0, (2, 3, FIRST), (0, 1, 2), FIRST),
@@ -39,7 +41,7 @@ def log_one_round(
         drafts = scheduler.apply([decision])
         log.step(step, [decision])
         if drafts.groups:
-            scheduler.take_drafts([DraftTree(0, DRAFTED, (-1, 0, 1))])
+            scheduler.take_drafts([DraftTree(0, Tree(DRAFTED, (-1, 0, 1)))])
     assert log.close() is None
     return Trace.open(folder), request
 
@@ -100,7 +102,7 @@ def test_a_request_is_told_once_when_it_has_finished(tmp_path: Path) -> None:
 def test_without_a_recording_nothing_is_written() -> None:
     scheduler = Scheduler(depth=1, concurrency=1, chunk=None, end_tokens=frozenset())
     scheduler.add(Request(0, "0", (1,), 1))
-    log, step = RequestLog(scheduler, None), scheduler.plan()
+    log, step = RequestLog(scheduler, GREEDY, None), scheduler.plan()
     assert step
     decision = Decision(0, (5,), (0,), 5)
     scheduler.apply([decision])

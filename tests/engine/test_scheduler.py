@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from spectrace.engine.plan import Decision, DraftGroup, DraftStep, DraftTree, TargetGroup, TargetStep
 from spectrace.engine.scheduler import Request, Scheduler
+from spectrace.engine.tree import Tree
 from spectrace.engine.verify import verify_greedy
 from spectrace.tracer.rows import Phase
 
@@ -69,10 +70,11 @@ class FakeDraft:
     truth: dict[int, list[int]]
     right: Callable[[], bool]
     branching: bool
+    depth: int
     fed: dict[int, list[int]] = field(default_factory=dict)
     alive: set[int] = field(default_factory=set)
 
-    def step(self, step: DraftStep, handed: Sequence[tuple[int, int]]) -> list[DraftTree]:
+    def step(self, step: DraftStep, handed: Sequence[tuple[int, int | None]]) -> list[DraftTree]:
         """`handed` are (request, position) of the rows that the target handed over."""
         assert not set(step.released) & {group.request for group in step.groups}
         self.alive -= set(step.released)
@@ -80,16 +82,18 @@ class FakeDraft:
             self.alive.add(group.request)
             fed, count = self.fed.setdefault(group.request, []), len(group.tokens)
             assert group.position == len(fed)
-            positions = range(group.position, group.position + count)
-            assert list(handed[group.source : group.source + count]) == [(group.request, p) for p in positions]
-            assert list(group.tokens) == [self.truth[group.request][p + 1] for p in positions]
-            fed += group.tokens
-        return [self._tree(group) for group in step.groups if group.depth]
+            positions = range(group.position, group.position + group.live)
+            assert list(handed[group.source : group.source + count]) == [
+                (group.request, group.position + i if i < group.live else None) for i in range(count)
+            ]
+            assert list(group.tokens[: group.live]) == [self.truth[group.request][p + 1] for p in positions]
+            fed += group.tokens[: group.live]
+        return [self._tree(group) for group in step.groups if group.drafts]
 
     def _tree(self, group: DraftGroup) -> DraftTree:
-        text = self.truth[group.request][: group.position + len(group.tokens) + 1]
+        text = self.truth[group.request][: group.position + group.live + 1]
         tokens, parents, above = [], [], -1
-        for _ in range(group.depth):
+        for _ in range(self.depth):
             token = next_token(text)
             text.append(token if self.right() else (token + 1) % VOCAB)
             if self.branching:
@@ -98,7 +102,7 @@ class FakeDraft:
             tokens.append(text[-1])
             parents.append(above)
             above = len(tokens) - 1
-        return DraftTree(group.request, tuple(tokens), tuple(parents))
+        return DraftTree(group.request, Tree(tuple(tokens), tuple(parents)))
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,7 @@ class Case:
     ends: frozenset[int]
     right: list[bool]
     branching: bool
+    fixed_window: bool = False
 
 
 def cases() -> st.SearchStrategy[Case]:
@@ -125,6 +130,7 @@ def cases() -> st.SearchStrategy[Case]:
         ends=st.frozensets(st.integers(0, VOCAB - 1), max_size=2),
         right=st.lists(st.booleans(), min_size=1, max_size=9),
         branching=st.booleans(),
+        fixed_window=st.booleans(),
     )
 
 
@@ -141,19 +147,28 @@ class Played:
 
 def play(case: Case) -> Played:
     """Drive a scheduler as a deployment does."""
-    scheduler = Scheduler(depth=case.depth, concurrency=case.concurrency, chunk=case.chunk, end_tokens=case.ends)
+    scheduler = Scheduler(
+        depth=case.depth,
+        concurrency=case.concurrency,
+        chunk=case.chunk,
+        end_tokens=case.ends,
+        fixed_window=case.fixed_window,
+    )
     truth = {}
     for number, (prompt, max_new) in enumerate(case.prompts):
         scheduler.add(Request(number, str(number), tuple(prompt), max_new))
         truth[number] = [*prompt, *continuation(prompt, 60, frozenset())]
     answers = iter(case.right * 1000)
-    played = Played(scheduler, FakeTarget(), FakeDraft(truth, lambda: next(answers), case.branching))
+    played = Played(scheduler, FakeTarget(), FakeDraft(truth, lambda: next(answers), case.branching, case.depth))
     while (step := scheduler.plan()) is not None:
         played.steps.append(step)
         assert len(played.steps) < 400
         positions = {group.request: group.position for group in step.groups}
         decisions = played.target.step(step)
-        handed = [(d.request, positions[d.request] + i) for d in decisions for i in range(len(d.path))]
+        handed: list[tuple[int, int | None]] = []
+        for d in decisions:
+            handed += [(d.request, positions[d.request] + i) for i in range(len(d.path))]
+            handed += [(d.request, None) for _ in d.rejected if case.fixed_window]
         drafts = scheduler.apply(decisions)
         if drafts.groups:
             played.drafts.append(drafts)
@@ -202,7 +217,7 @@ def test_steps_stay_within_chunk_and_concurrency_and_count_passes_and_rounds_up(
 def test_a_verified_tree_is_the_one_drafted_for_its_round(case: Case) -> None:
     """The pass that ends a prompt feeds round 0, a verify pass the round after its own; the draft is asked once."""
     played = play(case)
-    asked = [(group.request, group.round) for step in played.drafts for group in step.groups if group.depth]
+    asked = [(group.request, group.round) for step in played.drafts for group in step.groups if group.drafts]
     assert len(set(asked)) == len(asked)
     verified = [(group.request, group.round) for step in played.steps for group in step.groups if group.round >= 0]
     assert sorted(asked) == sorted(verified)
