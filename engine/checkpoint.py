@@ -28,6 +28,8 @@ _DESCRIPTIVE = frozenset({
     "max_position_embeddings", "model_type", "pad_token_id", "pretraining_tp", "tie_word_embeddings", "torch_dtype",
     "transformers_version", "use_cache",
 })  # fmt: skip
+# Names on disk, multimodal classes included. A table is shared as it is stored: the sqrt(width) that Gemma's embedding
+# multiplies it by is no weight, so a draft that was trained on scaled embeddings does not get what it was trained on.
 _EMBEDDINGS = (
     "model.embed_tokens.weight",
     "model.language_model.embed_tokens.weight",

@@ -21,7 +21,7 @@ from spectrace.engine.fields import read_config
 from spectrace.engine.packing import Int, PackedRows, RowTable
 from spectrace.tracer.errors import UserError
 
-__all__ = ["TargetModel", "TargetRows", "check_target", "end_tokens"]
+__all__ = ["TargetModel", "TargetRows", "check_target", "end_tokens", "find_decoder"]
 
 _FULL, _SLIDING, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"  # as transformers calls them
 
@@ -49,23 +49,25 @@ def _read(folder: Path) -> Any:
     from transformers import AutoConfig
 
     raw = read_config(folder)
-    text = raw.get("text_config") or raw
-    missing = [
-        name
-        for name in ("num_hidden_layers", "hidden_size")
-        if not (isinstance(text, dict) and isinstance(text.get(name), int))
-    ]
-    if not isinstance(text, dict) or missing:
-        raise UserError(f"{folder / 'config.json'}: no {', '.join(missing)}, so this is no language model to serve")
-    if "draft_vocab_size" in text or "eagle_config" in text or "eagle" in str(raw.get("architectures")).lower():
+    if raw.keys() & {"draft_vocab_size", "eagle_config"} or "eagle" in str(raw.get("architectures")).lower():
         raise UserError(f"{folder}: this is a draft; --target wants the model that it drafts for")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        text_config = config.get_text_config()
+        text = config.get_text_config()
     except Exception as error:  # every config class raises what it likes, and all of it is about the file
         raise UserError(f"{folder / 'config.json'}: transformers cannot read it: {_one_line(error)}") from error
-    _windows(folder, text_config)
+    _windows(folder, text)
+    _check_named(folder, raw, text)
     return config
+
+
+def _check_named(folder: Path, raw: Mapping[str, object], text: Any) -> None:
+    """Raises UserError where the target's size would be its class's default: the file is cut, or something else's."""
+    nested = raw.get("text_config")
+    named = nested.keys() if isinstance(nested, dict) else raw.keys()
+    missing = [n for n in ("num_hidden_layers", "hidden_size") if not named & {n, text.attribute_map.get(n)}]
+    if missing:
+        raise UserError(f"{folder / 'config.json'}: no {', '.join(missing)}, so this is no language model to serve")
 
 
 def _windows(folder: Path, text: Any) -> dict[str, int | None]:
@@ -110,29 +112,31 @@ def end_tokens(folder: Path) -> frozenset[int]:
 
 
 def _load(folder: Path, config: Any, dtype: torch.dtype) -> Any:
-    """The model as transformers loads it; raises UserError where it cannot, or where weights are missing."""
+    """The model as transformers loads it; raises UserError where it cannot, or where weights are missing.
+
+    A multimodal class is loaded whole, and run by text only.
+    """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    alone = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if alone and getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
+        raise _hybrid(folder, config, "a recurrent state")  # RWKV and xLSTM name no kinds of layers
+    auto = AutoModelForCausalLM if alone else AutoModelForImageTextToText
     try:
         model, found = auto.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{folder}: transformers cannot load it as a language model: {_one_line(error)}") from error
+        reason = _one_line(error)
+        raise UserError(f"{folder}: transformers cannot load it as a causal language model: {reason}") from error
     if found["missing_keys"]:
         missing = ", ".join(sorted(found["missing_keys"])[:4])
         raise UserError(f"{folder}: {len(found['missing_keys'])} weights are missing ({missing}); download it again")
     return model
 
 
-def _find_decoder(folder: Path, model: Any) -> Any:
-    """The module that holds `layers` and `norm`, however deep a class nests it.
-
-    Raises UserError where there is none, and for a model that transformers calls stateful: layer kinds may not say so.
-    """
-    if getattr(model, "_is_stateful", False):
-        raise _hybrid(folder, model.config, "a recurrent state")
+def find_decoder(model: Any, *, folder: Path) -> Any:
+    """The module that holds `layers` and `norm`, however deep a class nests it; raises UserError where none does."""
     decoder = model
     while not (hasattr(decoder, "layers") and hasattr(decoder, "norm")):
         outer, decoder = decoder, decoder.get_decoder()
@@ -150,7 +154,7 @@ class TargetModel:
 
         config = _read(folder)
         model = _load(folder, config, dtype)
-        decoder = _find_decoder(folder, model)
+        decoder = find_decoder(model, folder=folder)
         self.model: nn.Module = model.eval().requires_grad_(False)
         self.layers: nn.ModuleList = decoder.layers
         self.norm: nn.Module = decoder.norm

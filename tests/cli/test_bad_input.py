@@ -84,10 +84,9 @@ def test_run_refuses_the_draft_of_another_target(run: Say, tmp_path: Path, new_t
 
 
 def test_run_refuses_a_hybrid_target(run: Say, tmp_path: Path, new_target: Callable[..., Path]) -> None:
-    kinds = ["sliding_attention", "full_attention"] * 2 + ["full_attention"]
-    hybrid = new_target(tmp_path / "hybrid", "qwen3", layer_types=kinds, use_sliding_window=True, sliding_window=8)
+    hybrid = new_target(tmp_path / "hybrid", "lfm2", layer_types=["conv", "full_attention", "conv", "conv", "conv"])
     said = run(target=hybrid)
-    assert said.code == 2 and "sliding_attention" in said.complaint
+    assert said.code == 2 and "lfm2 has layers of kind conv" in said.complaint
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,9 @@ def limits() -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="session")
-def hf_model(target_of: Callable[..., Path]) -> Callable[[str], Any]:
+def hf_model(target_of: Callable[..., Path], load_target: Callable[[Path], Any]) -> Callable[[str], Any]:
     """The target of a family as transformers loads it."""
-    from transformers import AutoModelForCausalLM
-
-    return cache(lambda family: AutoModelForCausalLM.from_pretrained(target_of(family)).eval())
+    return cache(lambda family: load_target(target_of(family)))
 
 
 @pytest.fixture(scope="session")

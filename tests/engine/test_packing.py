@@ -1,4 +1,7 @@
-"""Who sees whom: a row sees its request's text, its ancestors on trial, itself, and nothing else, ever."""
+"""Who sees whom: a row sees its request's text, its ancestors on trial, itself, and nothing else, ever.
+
+Through a sliding window it sees those of them that stand near enough, wherever the cache keeps them.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ class Row:
 
     owner: int
     parent: Row | None
+    position: int
     state: str = "trial"
 
 
@@ -50,15 +54,19 @@ class World:
             inside = [at for at, row in enumerate(new) if row.owner == owner]
             cached = [at for at, row in enumerate(self.cache) if row.owner == owner and row.state == "trial"]
             parent = data.draw(st.sampled_from([-1, *inside, *(-2 - at for at in cached)]))
-            new.append(Row(owner, None if parent == -1 else new[parent] if parent >= 0 else self.cache[-2 - parent]))
+            above = None if parent == -1 else new[parent] if parent >= 0 else self.cache[-2 - parent]
+            new.append(Row(owner, above, data.draw(st.integers(0, 9))))
             owners.append(owner)
             parents.append(parent)
-        zeros = np.zeros(len(new), np.int64)
-        rows = PackedRows(zeros, np.array(owners), zeros, np.array(parents))
-        mask = self.table.mask(rows)
+        positions = np.array([row.position for row in new])
+        rows = PackedRows(np.zeros_like(positions), np.array(owners), positions, np.array(parents))
+        window = data.draw(st.integers(1, 9))
+        mask, near = self.table.mask(rows), self.table.within(rows, window)
         places = self.table.append(rows)
-        expected = [[self.sees(row, other) for other in [*self.cache, *new]] for row in new]
-        assert mask.tolist() == expected
+        assert mask.tolist() == [[self.sees(row, other) for other in [*self.cache, *new]] for row in new]
+        assert near.tolist() == [
+            [other.position > row.position - window for other in [*self.cache, *new]] for row in new
+        ]
         assert places.tolist() == list(range(len(self.cache), len(self.cache) + len(new)))
         self.cache += new
 
@@ -113,6 +121,23 @@ def test_the_mask_is_its_definition_after_any_history(data: st.DataObject) -> No
 def rows(owners: list[int], parents: list[int]) -> PackedRows:
     zeros = np.zeros(len(owners), np.int64)
     return PackedRows(zeros, np.array(owners), zeros, np.array(parents))
+
+
+def test_a_window_counts_positions_and_not_places() -> None:
+    """A prompt in a batch of its own, then two branches whose nodes alternate: of 3 positions each sees its own."""
+    table = RowTable()
+    count = np.arange(4)
+    table.settle(table.append(PackedRows(count, np.zeros(4, int), count, count - 1)))
+    tree = PackedRows(np.zeros(6, int), np.zeros(6, int), np.repeat([4, 5, 6], 2), np.array([-1, -1, 0, 1, 2, 3]))
+    seen = table.mask(tree) & table.within(tree, 3)
+    assert [row.nonzero()[0].tolist() for row in seen] == [
+        [2, 3, 4],
+        [2, 3, 5],
+        [3, 4, 6],
+        [3, 5, 7],
+        [4, 6, 8],
+        [5, 7, 9],
+    ]
 
 
 def test_a_prompt_in_one_batch_is_causal() -> None:
