@@ -33,12 +33,13 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One call's rows, on their way to the writer's thread."""
+    """One call's rows, on their way to the writer's thread; `level` says which of their tensors are kept."""
 
     family: Family
     rows: int
     columns: Mapping[str, object]
     tensors: Mapping[str, Tensors]
+    level: Level
     nbytes: int
 
 
@@ -81,7 +82,7 @@ class Pointers:
         return pa.StructArray.from_arrays(arrays, fields=list(POINTER), mask=mask)
 
 
-def prepare(item: Item, fixed: Mapping[str, object], level: Level) -> Prepared:
+def prepare(item: Item, fixed: Mapping[str, object]) -> Prepared:
     """Wait for the copies, hash, and bring every column to its type."""
     given = {**item.columns, **fixed}
     wides: dict[str, Mapping[str, Bits]] = {}
@@ -92,7 +93,7 @@ def prepare(item: Item, fixed: Mapping[str, object], level: Level) -> Prepared:
             given[wide.hashes] = np.concatenate(
                 [row_hashes(one, _slots(name, one, tensors.slot_width)) for name, one in bits.items()], axis=1
             )
-        if level >= wide.level:
+        if item.level >= wide.level:
             wides[kind] = bits
     columns = {column.name: _column(column, given, item.rows) for column in item.family.columns}
     return Prepared(item.rows, columns, wides, item.nbytes)

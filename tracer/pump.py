@@ -14,7 +14,7 @@ from typing import Final, Literal
 from spectrace.tracer.account import Account, FamilyAccount
 from spectrace.tracer.batching import Item, Prepared, prepare
 from spectrace.tracer.ledger import Reason
-from spectrace.tracer.rows import FAMILIES, Family, Level
+from spectrace.tracer.rows import FAMILIES, Family
 from spectrace.tracer.writer import FolderWriter
 
 __all__ = ["Pump"]
@@ -46,7 +46,6 @@ class Pump:
         writer: FolderWriter,
         *,
         fixed: Mapping[str, object],
-        level: Level,
         queue_bytes: int,
         batch_bytes: int,
         batch_secs: float,
@@ -54,7 +53,6 @@ class Pump:
         self.failure: str | None = None
         self._writer = writer
         self._fixed = fixed
-        self._level = level
         self._queue_bytes = queue_bytes
         self._batch_bytes = batch_bytes
         self._batch_secs = batch_secs
@@ -156,7 +154,7 @@ class Pump:
 
     def _take(self, item: Item) -> None:
         try:
-            part = prepare(item, self._fixed, self._level)
+            part = prepare(item, self._fixed)
         except Exception as error:
             self.release(item.nbytes)
             self.fail(item.family.name, item.rows, error)

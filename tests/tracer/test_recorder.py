@@ -80,6 +80,23 @@ def test_non_contiguous_and_gradient_carrying_tensors_are_recorded(folder: Path)
     assert torch.equal(Trace.open(folder).rows("received").tensor("features"), base.detach().t()[::2])
 
 
+def test_a_call_may_keep_hashes_alone(folder: Path) -> None:
+    """Beside calls that keep tensors, in one batch; the hashes are those of the tensors that are not kept."""
+    features = torch.randn(3, 6)
+    with Recorder(folder, role="draft", level=Level.FULL, strict=True) as recorder:
+        for request, hash_only in enumerate((False, True, False)):
+            recorder.received(keys(3, request), token=request, features=features, slot_width=2, hash_only=hash_only)
+            recorder.drafted(keys(3, request), hidden=features, state=features, hash_only=hash_only)
+    opened = Trace.open(folder)
+    received, drafted = opened.rows("received"), opened.rows("drafted")
+    assert opened.verify() == [] and received["hashes"].shape == (9, 3)
+    for rows, kind in ((received, "features"), (drafted, "hidden"), (drafted, "state")):
+        assert rows.has(kind).tolist() == [True] * 3 + [False] * 3 + [True] * 3
+    for request in (1, 2):
+        assert np.array_equal(received.where(request=request)["hashes"], received.where(request=0)["hashes"])
+        assert np.array_equal(drafted.where(request=request)["state_hash"], drafted.where(request=0)["state_hash"])
+
+
 def test_calls_without_rows_are_harmless(folder: Path) -> None:
     with Recorder(folder, role="draft", strict=True, batch_bytes=1) as recorder:
         recorder.received(keys(0), token=[], features=torch.empty(0, 6))
