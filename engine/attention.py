@@ -125,7 +125,7 @@ class LatentAttention(nn.Module):
     def __init__(self, spec: DraftSpec, attention: MlaSpec) -> None:
         super().__init__()
         self.spec, self.shape = spec, attention
-        inputs, heads, key_dim = 2 * spec.width, attention.heads, attention.nope_dim + attention.rope_dim
+        inputs, heads, key_dim = 2 * spec.width, attention.heads, attention.key_dim
         if attention.q_rank is None:
             self.q = nn.Linear(inputs, heads * key_dim, bias=False)
         else:
@@ -143,13 +143,14 @@ class LatentAttention(nn.Module):
         shape, rope = self.shape, self.spec.rope
         cos, sin = rotary_table(self.frequencies, positions_T, scale=rope.cos_scale)
         q = self.q(x_TX) if shape.q_rank is None else self.q_up(self.q_norm(self.q_down(x_TX)))
-        q_nope, q_rope = q.unflatten(-1, (shape.heads, -1)).split((shape.nope_dim, shape.rope_dim), dim=-1)
+        # The number of heads is this rank's: of a tensor-parallel draft every rank has some of them.
+        q_nope, q_rope = q.unflatten(-1, (-1, shape.key_dim)).split((shape.nope_dim, shape.rope_dim), dim=-1)
         latent, k_rope = self.kv_down(x_TX).split((shape.kv_rank, shape.rope_dim), dim=-1)
-        expanded = self.kv_up(self.kv_norm(latent)).unflatten(-1, (shape.heads, -1))
+        expanded = self.kv_up(self.kv_norm(latent)).unflatten(-1, (-1, shape.nope_dim + shape.value_dim))
         k_nope, v_TNE = expanded.split((shape.nope_dim, shape.value_dim), dim=-1)
         q_rope = rotate(q_rope, cos, sin, interleaved=rope.interleaved)
-        k_rope = rotate(k_rope[:, None], cos, sin, interleaved=rope.interleaved).expand(-1, shape.heads, -1)
-        scale = (shape.nope_dim + shape.rope_dim) ** -0.5 * shape.softmax_scale
+        k_rope = rotate(k_rope[:, None], cos, sin, interleaved=rope.interleaved).expand_as(q_rope)
+        scale = shape.key_dim**-0.5 * shape.softmax_scale
         mixed_TNE = attend(torch.cat((q_nope, q_rope), -1), torch.cat((k_nope, k_rope), -1), v_TNE, scale=scale)
         out: Tensor = self.o(mixed_TNE.flatten(-2))
         return out

@@ -75,6 +75,11 @@ class MlaSpec:
     value_dim: int
     softmax_scale: float = 1.0
 
+    @property
+    def key_dim(self) -> int:
+        """Width of a head's queries and keys."""
+        return self.nope_dim + self.rope_dim
+
 
 @dataclass(frozen=True, slots=True)
 class DraftSpec:
