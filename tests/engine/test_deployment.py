@@ -84,6 +84,24 @@ def test_a_wider_tree_has_more_accepted(pair_of: Callable[..., Deployment], prom
     assert correct(3, 1, 4) < correct(3, 4, 24) < correct(3, 8, 60)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "kimi_k25", "gemma3_text"])
+def test_speculation_loses_nothing_whatever_the_family(
+    family: str,
+    pair_of: Callable[..., Deployment],
+    prompts: list[list[int]],
+    limits: tuple[int, ...],
+    alone: Alone,
+) -> None:
+    """Experts, latent attention, a decoder within a multimodal class, sliding windows: the same tokens as alone."""
+    served = pair_of(family, "gqa").serve(
+        prompts, Serving(depth=3, max_new=limits, concurrency=3, chunk=5, ignore_end=True)
+    )
+    assert [request.output for request in served.requests] == [
+        alone(family, prompt, limit) for prompt, limit in zip(prompts, limits, strict=True)
+    ]
+    assert sum(request.correct_drafts for request in served.requests) > 0
+
+
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_the_tiny_drafts_have_tokens_accepted_and_rejected(
     pair: tuple[str, str], pair_of: Callable[..., Deployment], prompts: list[list[int]]
