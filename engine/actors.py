@@ -1,10 +1,14 @@
-"""The shards as Ray actors. Hidden states go from one to the other by object reference, never through the driver.
+"""The shards as Ray actors, one for each rank. Hidden states go by object reference, never through the driver.
 
 A reference travels inside a list, because Ray replaces only bare ones by what they refer to. `ray.put` always places
 a value in the object store; a small value that a method returned would be inlined in its answer to the driver.
 """
 
 import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,28 +16,63 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from spectrace.engine.cluster import first_line
 from spectrace.engine.draft_shard import DraftServing, DraftShard
+from spectrace.engine.parallel import Group, Place, join, listen, sharded
 from spectrace.engine.plan import Decision, DraftStep, DraftTree, TargetStep
 from spectrace.engine.recording import Recording
 from spectrace.engine.target_shard import TargetServing, TargetShard
 from spectrace.tracer.errors import RunFailed, SpectraceError
 
-__all__ = ["DraftActor", "Handed", "TargetActor", "answer", "start_cluster"]
+__all__ = ["ActorGroup", "DraftActor", "Handed", "Loaded", "TargetActor", "answers"]
 
-_OBJECT_STORE_BYTES = 1 << 29
+_LAST_WORDS_SECS = 10.0
 _AGAIN = "what was recorded before is readable, start again"
 
 Handed: TypeAlias = list[Any]
 """A reference to a `LogitsProcessorOutput` or to `DraftProbs`, or nothing."""
 
 
-class TargetActor:
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a rank says once it holds its part of the model: its process, its Ray node, and what is split how."""
+
+    pid: int
+    node: str
+    sharded: Mapping[str, str]
+
+
+class _Rank:
+    """What the actors of both sides have in common: they meet their group before they load."""
+
+    _meeting: socket.socket | None = None
+    rank = 0
+
+    def listen(self) -> tuple[str, int]:
+        """Open the meeting; asked of rank 0 alone."""
+        self._meeting = listen(ray.util.get_node_ip_address())
+        host, port = self._meeting.getsockname()
+        return host, port
+
+    def _join(self, place: Place) -> Group | None:
+        self.rank = place.rank
+        if place.device == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers splits a model over GPUs wherever it sees one
+        return join(place, self._meeting)
+
+    def _loaded(self, model: torch.nn.Module, group: Group | None) -> Loaded:
+        return Loaded(os.getpid(), ray.get_runtime_context().get_node_id(), sharded(model, group))
+
+
+class TargetActor(_Rank):
     """A `TargetShard` in a process of its own."""
 
-    def load(self, folder: Path, *, dtype: torch.dtype, threads: int) -> int:
-        """Load the model; returns the process id."""
-        self.shard = TargetShard(folder, dtype=dtype, threads=threads)
-        return os.getpid()
+    def load(self, folder: Path, place: Place, *, dtype: torch.dtype, threads: int, readers: int) -> Loaded:
+        """Load this rank's part of the model; `readers` of the target's ranks have a rank of the draft to hand to."""
+        group = self._join(place)
+        self.shard = TargetShard(folder, dtype=dtype, threads=threads, device=place.device, group=group)
+        self.hands_over = self.rank < readers
+        return self._loaded(self.shard.model.model, group)
 
     def serve(self, serving: TargetServing, recording: Recording | None) -> None:
         """Start a call."""
@@ -42,20 +81,23 @@ class TargetActor:
     def step(self, step: TargetStep, probs: Handed) -> tuple[Handed, list[Decision]]:
         """One pass, given what sampled drafts were drawn from: what it hands over, and a decision per group."""
         output, decisions = self.shard.step(step, ray.get(probs[0]) if probs else None)
-        return [] if output is None else [ray.put(output)], decisions
+        if output is None or not self.hands_over:
+            return [], decisions
+        return [ray.put(replace(output, hidden_states=output.hidden_states.cpu()))], decisions
 
     def finish(self) -> str | None:
         """End the call; returns what went wrong with the recording, if anything did."""
         return self.shard.finish()
 
 
-class DraftActor:
+class DraftActor(_Rank):
     """A `DraftShard` in a process of its own."""
 
-    def load(self, folder: Path, target: Path, *, dtype: torch.dtype, threads: int) -> int:
-        """Load the model; returns the process id."""
-        self.shard = DraftShard(folder, target, dtype=dtype, threads=threads)
-        return os.getpid()
+    def load(self, folder: Path, target: Path, place: Place, *, dtype: torch.dtype, threads: int) -> Loaded:
+        """Load this rank's part of the model."""
+        group = self._join(place)
+        self.shard = DraftShard(folder, target, dtype=dtype, threads=threads, device=place.device, group=group)
+        return self._loaded(self.shard.model, group)
 
     def serve(self, serving: DraftServing, recording: Recording | None) -> None:
         """Start a call."""
@@ -67,43 +109,90 @@ class DraftActor:
         Returns what sampled drafts were drawn from, by reference, and a tree per request that asked for one.
         """
         probs, trees = self.shard.step(ray.get(handed[0]), step)
-        return [] if probs is None else [ray.put(probs)], trees
+        if probs is None or self.rank:
+            return [], trees
+        return [ray.put(replace(probs, probs=probs.probs.cpu(), ids=probs.ids.cpu()))], trees
 
     def finish(self) -> str | None:
         """End the call; returns what went wrong with the recording, if anything did."""
         return self.shard.finish()
 
 
-def start_cluster() -> None:
-    """A Ray cluster on this machine alone, without dashboard; its workers run as fast as the driver does."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray runs workers at nice 15, behind everything else
-    options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-    try:
-        ray.init(**options, object_store_memory=_OBJECT_STORE_BYTES)
-    except Exception as error:  # Ray raises bare ones when a machine is too busy to start its processes in time
-        raise RunFailed(f"Ray did not start: {_line(error)}") from error
+class ActorGroup:
+    """The ranks of the target or of the draft, called together. In messages one rank alone is simply the target."""
+
+    def __init__(self, role: str, actors: Sequence[Any]) -> None:
+        self.role, self.actors = role, tuple(actors)
+        many = len(self.actors) > 1
+        self.names = tuple(f"{role} rank {rank}" if many else role for rank in range(len(self.actors)))
+
+    def __len__(self) -> int:
+        return len(self.actors)
+
+    def ask(self, method: str, *arguments: Any) -> dict[str, Any]:
+        """Call a method of every rank; returns references to the answers, by the rank's name."""
+        return self.ask_each(method, [arguments] * len(self))
+
+    def ask_each(self, method: str, arguments: Sequence[Sequence[Any]], **options: Any) -> dict[str, Any]:
+        """As `ask`, with each rank's own arguments."""
+        calls = zip(self.names, self.actors, arguments, strict=True)
+        return {name: getattr(actor, method).remote(*own, **options) for name, actor, own in calls}
+
+    def end(self) -> None:
+        """Kill every rank, whatever it is doing."""
+        for actor in self.actors:
+            ray.kill(actor)
 
 
-def answer(reference: Any, who: str, *, secs: float) -> Any:
-    """What an actor's method returned; its death, silence or error becomes one of our errors, in one line."""
-    try:
-        return ray.get(reference, timeout=secs)
-    except RayTaskError as error:
-        if isinstance(error.cause, SpectraceError):
-            raise type(error.cause)(error.cause.message) from error
-        if isinstance(error.cause, RayError):  # the owner of what it was to fetch is gone
-            raise RunFailed(f"the {who} could not fetch what it was handed: {_line(error.cause)}; {_AGAIN}") from error
-        raise RunFailed(f"the {who} failed: {_line(error.cause or error)}") from error
-    except GetTimeoutError as error:
-        raise RunFailed(f"the {who} did not answer within {secs:.0f} s; it may hang or be out of memory") from error
-    except RayActorError as error:
-        raise RunFailed(f"the {who} process died ({_line(error)}); {_AGAIN}") from error
-    except RayError as error:
-        raise RunFailed(f"the {who} could not be reached: {_line(error)}") from error
+def answers(asked: Mapping[str, Any], *, secs: float) -> list[Any]:
+    """What methods returned, all of them; a death, silence or error of any becomes one of our errors, in one line.
+
+    When one rank dies, the others of its group fail or hang in the middle of a collective: so all are listened to at
+    once, and of several errors the one that tells most is raised.
+    """
+    who = {reference: name for name, reference in asked.items()}
+    waiting, told = list(who), {}
+    failures: list[_Failure] = []
+    until = time.monotonic() + secs
+    while waiting and not any(failure.final for failure in failures):
+        done, waiting = ray.wait(waiting, timeout=max(until - time.monotonic(), 0))
+        if not done:
+            break
+        for reference in done:
+            try:
+                told[reference] = ray.get(reference, timeout=secs)
+            except (RayError, SpectraceError) as error:
+                failures.append(_explain(error, who[reference], secs))
+                until = min(until, time.monotonic() + _LAST_WORDS_SECS)
+    if failures:
+        worst = max(failures, key=lambda failure: failure.final)
+        raise worst.error from worst.cause
+    if waiting:
+        raise RunFailed(f"the {who[waiting[0]]} did not answer within {secs:.0f} s; it may hang or be out of memory")
+    return [told[reference] for reference in who]
 
 
-def _line(error: BaseException) -> str:
-    """An error's first line, or its type where it says nothing."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """One rank's error in our words; a `final` one explains those of the other ranks."""
+
+    error: SpectraceError
+    cause: Exception
+    final: bool
+
+
+def _explain(error: Exception, who: str, secs: float) -> _Failure:
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    if isinstance(cause, SpectraceError):
+        return _Failure(type(cause)(cause.message), error, True)
+    if isinstance(error, RayActorError):
+        return _Failure(RunFailed(f"the {who} process died ({first_line(error)}); {_AGAIN}"), error, True)
+    if isinstance(cause, RayError):  # the owner of what it was to fetch is gone
+        text = f"the {who} could not fetch what it was handed: {first_line(cause)}; {_AGAIN}"
+    elif isinstance(error, RayTaskError):
+        text = f"the {who} failed: {first_line(cause or error)}"
+    elif isinstance(error, GetTimeoutError):
+        text = f"the {who} did not answer within {secs:.0f} s; it may hang or be out of memory"
+    else:
+        text = f"the {who} could not be reached: {first_line(error)}"
+    return _Failure(RunFailed(text), error, False)

@@ -1,4 +1,4 @@
-"""The deployment: target and draft in Ray actors of their own, and the loop that keeps both fed.
+"""The deployment: target and draft in Ray actors, one for each rank, and the loop that keeps them fed.
 
 The driver schedules and sees tokens only; hidden states go from actor to actor by object reference. Depth, chunk,
 concurrency, wiring and recording belong to a call, so one running deployment serves many configurations.
@@ -6,18 +6,20 @@ concurrency, wiring and recording belong to a call, so one running deployment se
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from spectrace.engine.checkpoint import DraftCheckpoint, read_draft
 from spectrace.engine.dialect import Wiring
 from spectrace.engine.draft_shard import DraftServing
+from spectrace.engine.parallel import Place, check_draft_split, check_target_split
 from spectrace.engine.plan import CaptureHiddenMode, TargetStep
 from spectrace.engine.provenance import describe_run
 from spectrace.engine.recording import Recording
@@ -26,14 +28,22 @@ from spectrace.engine.scheduler import Request, Scheduler
 from spectrace.engine.serving import Serving, check_prompts, resolve_wiring
 from spectrace.engine.target import check_target, end_tokens
 from spectrace.engine.target_shard import TargetServing
-from spectrace.tracer.errors import SpectraceError, UserError
+from spectrace.tracer.errors import RunFailed, SpectraceError, UserError
 from spectrace.tracer.manifest import create_trace, seal_trace
 from spectrace.tracer.rows import Level
 
-__all__ = ["Deployment", "Served", "Serving"]
+if TYPE_CHECKING:
+    from spectrace.engine.actors import ActorGroup, Loaded
+
+__all__ = ["Deployment", "Resources", "Served", "Serving"]
 
 _ANSWER_SECS = 300.0
 _FAREWELL_SECS = 30.0
+_HURRIED_FAREWELL_SECS = 5.0
+_PATIENCE_SECS = 60.0
+
+Resources: TypeAlias = Mapping[str, float]
+"""Ray resources of a node, by name, that every rank of a role takes: how ranks come to the nodes of choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +63,11 @@ class Served:
 class Deployment:
     """A running pair. Use as a context manager: `with Deployment(target, draft) as pair: pair.serve(prompts, ...)`.
 
-    Raises UserError for folders that are no target or no draft of it.
+    `tp` ranks share the target and `draft_tp` the draft, each in a process, and with `device` "cuda" on a GPU, of its
+    own. `placement` says which resources the ranks of "target" and of "draft" take. `address` is that of a running
+    cluster. One rank waits `patience_secs` for the others of its group, and we wait `answer_secs` for an answer.
+
+    Raises UserError for folders that are no target or no draft of it, and for ranks that cannot share them.
     """
 
     def __init__(
@@ -63,36 +77,40 @@ class Deployment:
         *,
         dtype: torch.dtype = torch.float32,
         threads: int | None = None,
+        tp: int = 1,
+        draft_tp: int = 1,
+        device: str = "cpu",
+        placement: Mapping[str, Resources] | None = None,
+        address: str | None = None,
         answer_secs: float = _ANSWER_SECS,
+        patience_secs: float = _PATIENCE_SECS,
     ) -> None:
-        self.target_folder, self.draft_folder, self.dtype = target, draft, dtype
+        self.target_folder, self.draft_folder, self.dtype, self.threads = target, draft, dtype, threads
         config = check_target(target)
         self.layers, self.vocab = int(config["num_hidden_layers"]), int(config["vocab_size"])
         self.end_tokens = end_tokens(target)
         self.checkpoint = read_draft(draft) if draft else None
+        check_target_split(target, tp)
         if self.checkpoint:
             _check_pair(self.checkpoint, target, config)
-        self.threads = threads or os.cpu_count() or 1
-        self.answer_secs = answer_secs
+            check_draft_split(self.checkpoint.folder, self.checkpoint.spec, draft_tp)
+        self.tp, self.draft_tp = tp, draft_tp
+        self.device, self.placement, self.address = device, _check_placement(placement or {}), address
+        self.answer_secs, self.patience_secs = answer_secs, patience_secs
         self.pids: dict[str, int] = {}
+        self.nodes: dict[str, str] = {}
 
     def __enter__(self) -> "Deployment":
         import ray
 
-        from spectrace.engine.actors import DraftActor, TargetActor, start_cluster
+        from spectrace.engine.cluster import connect_cluster, start_cluster
 
         self._own_cluster = not ray.is_initialized()
         if self._own_cluster:
-            start_cluster()
-        remote = ray.remote(num_cpus=0, max_restarts=0)
-        options = {"dtype": self.dtype, "threads": self.threads}
-        self.target: Any = remote(TargetActor).remote()
-        self.draft: Any = remote(DraftActor).remote() if self.draft_folder else None
+            connect_cluster(self.address) if self.address else start_cluster()
+        self.groups: list[ActorGroup] = []
         try:
-            loading = {"target": self.target.load.remote(self.target_folder, **options)}
-            if self.draft:
-                loading["draft"] = self.draft.load.remote(self.draft_folder, self.target_folder, **options)
-            self.pids = {who: self._answer(answer, who) for who, answer in loading.items()}
+            self._start()
         except BaseException:
             self.close()
             raise
@@ -103,14 +121,50 @@ class Deployment:
 
     def close(self) -> None:
         """End the actors, and the cluster if this deployment started it."""
+        from spectrace.engine.cluster import stop_cluster
+
+        for group in self.groups:
+            with suppress(Exception):
+                group.end()
+        if self._own_cluster:
+            stop_cluster()
+
+    def _start(self) -> None:
+        """Start every rank and have it load its part; all ranks load at once."""
         import ray
 
-        for actor in (self.target, self.draft):
-            if actor is not None:
-                with suppress(Exception):
-                    ray.kill(actor)
-        if self._own_cluster:
-            ray.shutdown()
+        from spectrace.engine.actors import ActorGroup, DraftActor, TargetActor, answers
+        from spectrace.engine.cluster import check_resources
+
+        roles = {"target": (TargetActor, self.tp), "draft": (DraftActor, self.draft_tp)}
+        if not self.draft_folder:
+            del roles["draft"]
+        taken = {role: {**self.placement.get(role, {}), **_gpu(self.device)} for role in roles}
+        check_resources(_summed((taken[role], ranks) for role, (_, ranks) in roles.items()))
+        for role, (actor, ranks) in roles.items():
+            own = dict(taken[role])
+            options = {"num_cpus": 0, "num_gpus": own.pop("GPU", 0), "resources": own, "max_restarts": 0}
+            self.groups.append(ActorGroup(role, [ray.remote(actor).options(**options).remote() for _ in range(ranks)]))
+        self.target, self.draft = self.groups[0], self.groups[1] if self.draft_folder else None
+        loading = self._load(self.target, (self.target_folder,), readers=self.draft_tp)
+        if self.draft:
+            loading |= self._load(self.draft, (self.draft_folder, self.target_folder))
+        self.loaded: dict[str, Loaded] = dict(zip(loading, answers(loading, secs=self.answer_secs), strict=True))
+        self.pids = {name: loaded.pid for name, loaded in self.loaded.items()}
+        self.nodes = {name: loaded.node for name, loaded in self.loaded.items()}
+
+    def _load(self, group: "ActorGroup", folders: tuple[Any, ...], **options: Any) -> dict[str, Any]:
+        """Ask the ranks of a group to meet and to load; returns references to their answers."""
+        from spectrace.engine.actors import answers
+
+        meeting = None
+        if len(group) > 1:
+            [meeting] = answers({group.names[0]: group.actors[0].listen.remote()}, secs=self.answer_secs)
+        threads = self.threads or max(1, (os.cpu_count() or 1) // len(group))
+        places = [Place(rank, len(group), self.device, meeting, self.patience_secs) for rank in range(len(group))]
+        return group.ask_each(
+            "load", [(*folders, place) for place in places], dtype=self.dtype, threads=threads, **options
+        )
 
     def check(self, serving: Serving) -> None:
         """Raises UserError for settings that do not fit the pair; nothing needs to run for it."""
@@ -130,6 +184,7 @@ class Deployment:
             recording = Recording(trace.absolute(), serving.level, _facts(serving))
         scheduler = self._schedule(prompts, serving)
         log = RequestLog(scheduler, serving.sampling, recording)
+        farewell_secs = _HURRIED_FAREWELL_SECS  # where something has failed, ranks may hang
         try:
             self._begin(serving, wiring, recording)
             started = time.perf_counter()
@@ -137,8 +192,9 @@ class Deployment:
             while (step := scheduler.plan()) is not None:
                 probs = self._advance(scheduler, step, probs, log)
             wall_secs = time.perf_counter() - started
+            farewell_secs = _FAREWELL_SECS
         finally:
-            losses = self._finish(log)
+            losses = self._finish(log, farewell_secs)
         if trace:
             losses += _seal(trace)
         requests = tuple(sorted(scheduler.finished, key=lambda request: request.number))
@@ -161,20 +217,22 @@ class Deployment:
         settings = TargetServing(
             wiring.boundaries, serving.capture, mode, serving.sampling, serving.fixed_window, serving.faults
         )
-        self._answer(self.target.serve.remote(settings, recording), "target")
+        self._answers(self.target.ask("serve", settings, recording))
         if self.draft:
-            self._answer(self.draft.serve.remote(DraftServing(serving.shape, serving.sampling), recording), "draft")
+            self._answers(self.draft.ask("serve", DraftServing(serving.shape, serving.sampling), recording))
 
     def _advance(self, scheduler: Scheduler, step: TargetStep, probs: list[Any], log: RequestLog) -> list[Any]:
         """A pass of the target and the draft forwards that it feeds; returns what the next pass is handed."""
-        handed, decisions = self._answer(self.target.step.remote(step, probs), "target")
+        handed, told = _unzipped(self._answers(self.target.ask("step", step, probs)))
+        decisions = _agreed(told, self.target, step.number)
         drafts = scheduler.apply(decisions)
         log.step(step, decisions)
-        if not drafts.groups:
+        if not (self.draft and drafts.groups):
             return []
-        probs, trees = self._answer(self.draft.step.remote(handed, drafts), "draft")
-        scheduler.take_drafts(trees)
-        return probs
+        arguments = [(handed[rank % len(self.target)], drafts) for rank in range(len(self.draft))]
+        drawn, trees = _unzipped(self._answers(self.draft.ask_each("step", arguments)))
+        scheduler.take_drafts(_agreed(trees, self.draft, step.number))
+        return drawn[0]
 
     def _manifest(self, serving: Serving, wiring: Wiring) -> dict[str, Any]:
         return describe_run(
@@ -190,19 +248,56 @@ class Deployment:
             },
         )
 
-    def _finish(self, log: RequestLog) -> list[str]:
-        """Close every recorder that still can be; returns what was lost."""
+    def _finish(self, log: RequestLog, secs: float) -> list[str]:
+        """Close every recorder that still can be, waiting so long for all; returns what was lost."""
         losses = [log.close()]
-        for actor in (self.target, self.draft):
-            if actor is not None:
-                with suppress(SpectraceError):
-                    losses.append(self._answer(actor.finish.remote(), "actor", secs=_FAREWELL_SECS))
+        until = time.monotonic() + secs
+        for name, reference in [asked for group in self.groups for asked in group.ask("finish").items()]:
+            with suppress(SpectraceError):
+                losses += self._answers({name: reference}, secs=max(until - time.monotonic(), 0.1))
         return [loss for loss in losses if loss]
 
-    def _answer(self, reference: Any, who: str, *, secs: float | None = None) -> Any:
-        from spectrace.engine.actors import answer
+    def _answers(self, asked: Mapping[str, Any], *, secs: float | None = None) -> list[Any]:
+        from spectrace.engine import actors
 
-        return answer(reference, who, secs=secs or self.answer_secs)
+        return list(actors.answers(asked, secs=secs or self.answer_secs))
+
+
+def _gpu(device: str) -> Resources:
+    """What each rank takes besides its placement."""
+    return {"GPU": 1} if device == "cuda" else {}
+
+
+def _summed(taken: Iterable[tuple[Resources, int]]) -> Resources:
+    """What so many ranks take together."""
+    total: defaultdict[str, float] = defaultdict(float)
+    for resources, ranks in taken:
+        for name, count in resources.items():
+            total[name] += count * ranks
+    return total
+
+
+def _unzipped(told: Sequence[tuple[list[Any], Any]]) -> tuple[list[list[Any]], list[Any]]:
+    """What each rank handed over, and what each rank said."""
+    return [handed for handed, _ in told], [said for _, said in told]
+
+
+def _agreed(told: Sequence[Any], group: "ActorGroup", step: int) -> Any:
+    """Rank 0's answer; raises RunFailed where another rank gave another one, of what the scheduler acts on."""
+    for rank, other in enumerate(told):
+        if other != told[0]:
+            request, first, differs = next((a.request, a, b) for a, b in zip(told[0], other, strict=True) if a != b)
+            raise RunFailed(
+                f"ranks 0 and {rank} of the {group.role} disagree in step {step} about request {request}: {first} and "
+                f"{differs}; their weights, kernels or machines differ, and so would every text that follows"
+            )
+    return told[0]
+
+
+def _check_placement(placement: Mapping[str, Resources]) -> Mapping[str, Resources]:
+    if odd := sorted(placement.keys() - {"target", "draft"}):
+        raise UserError(f"placement of {odd[0]}: there is no such role; place target and draft")
+    return placement
 
 
 def _seal(trace: Path) -> list[str]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from spectrace.engine.attention import KeyValueCache, PackedAttend
 from spectrace.engine.checkpoint import build_draft, read_draft
 from spectrace.engine.packing import Bool, Int, PackedRows, RowTable
+from spectrace.engine.parallel import Group, split_draft
 from spectrace.engine.picking import Picker
 from spectrace.engine.plan import DraftGroup, DraftProbs, DraftStep, DraftTree, LogitsProcessorOutput
 from spectrace.engine.recording import Recording, shut
@@ -68,16 +69,27 @@ class _Result:
 class DraftShard:
     """One process of the draft. `step` runs every forward that one target pass feeds."""
 
-    def __init__(self, folder: Path, target: Path, *, dtype: torch.dtype, threads: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        target: Path,
+        *,
+        dtype: torch.dtype,
+        threads: int,
+        device: str = "cpu",
+        group: Group | None = None,
+    ) -> None:
         torch.set_num_threads(threads)
-        self.model = build_draft(read_draft(folder), target=target, dtype=dtype)
+        self.model = build_draft(read_draft(folder), target=target, dtype=dtype, device=device)
+        split_draft(self.model, group)
+        self.device, self.group = torch.device(device), group
         self.recorder: Recorder | None = None
 
     def serve(self, serving: DraftServing, recording: Recording | None) -> None:
         """Start a call with an empty cache, recording into a trace if there is one."""
         self.serving = serving
         self.cache, self.table = KeyValueCache(), RowTable()
-        self.recorder = recording.open("draft") if recording else None
+        self.recorder = recording.open("draft", self.group) if recording else None
         self.level = recording.level if recording else Level.LIGHT
 
     def finish(self) -> str | None:
@@ -139,6 +151,9 @@ class DraftShard:
         tokens: Tensor,
     ) -> None:
         extends, secs = forward.depth == 0, result.secs / len(forward.rows)
+        top = result.logits.float().topk(min(TOP_K, result.logits.shape[-1])) if self.level is Level.FULL else None
+        made = (result.fused, result.hidden, result.state, *(top or ()))
+        hash_only = bool(self.group and self.group.repeats(inputs, *made))
         recorder.received(
             _keys(step, forward, np.arange(len(forward.rows))),
             token=forward.rows.tokens,
@@ -146,9 +161,9 @@ class DraftShard:
             slot_width=self.model.spec.target_width if extends else None,
             state=None if extends else inputs,
             parent=forward.parents,
+            hash_only=hash_only,
         )
         silent = np.setdiff1d(np.arange(len(forward.rows)), forward.answering)
-        top = result.logits.float().topk(min(TOP_K, result.logits.shape[-1])) if self.level is Level.FULL else None
         for rows, answers in ((silent, False), (forward.answering, True)):
             if not len(rows):
                 continue
@@ -163,6 +178,7 @@ class DraftShard:
                 logits=(top.indices.int(), top.values) if answers and top else None,
                 logsumexp=result.logits.float().logsumexp(-1) if answers and top else None,
                 forward_secs=secs,
+                hash_only=hash_only,
             )
 
 

@@ -1,6 +1,6 @@
 """What the scheduler, the target and the draft tell each other: small, plain records; tensors travel by reference."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from torch import Tensor
@@ -77,7 +77,7 @@ class Decision:
     target_tokens: tuple[int, ...]
     path: tuple[int, ...]
     bonus: int | None
-    draws: Draws | None = None
+    draws: Draws | None = field(default=None, compare=False)
 
     @property
     def rejected(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spectrace.engine.parallel import Group
 from spectrace.tracer.recorder import Recorder
 from spectrace.tracer.rows import Level
 
@@ -19,9 +20,10 @@ class Recording:
     level: Level
     facts: Mapping[str, Mapping[str, Any]]
 
-    def open(self, role: str) -> Recorder:
-        """A recorder for this process."""
-        return Recorder(self.folder, role=role, level=self.level, facts=self.facts.get(role, {}))
+    def open(self, role: str, group: Group | None = None) -> Recorder:
+        """A recorder for this process, one rank of a group or alone."""
+        rank = group.rank if group else 0
+        return Recorder(self.folder, role=role, rank=rank, level=self.level, facts=self.facts.get(role, {}))
 
 
 def shut(recorder: Recorder | None) -> str | None:

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from spectrace.engine.fields import read_config
 from spectrace.engine.packing import Int, PackedRows, RowTable
+from spectrace.engine.parallel import Group
 from spectrace.tracer.errors import UserError
 
 __all__ = ["TargetModel", "TargetRows", "check_target", "end_tokens", "find_decoder"]
@@ -73,13 +75,18 @@ def _check_named(folder: Path, raw: Mapping[str, object], text: Any) -> None:
 def _windows(folder: Path, text: Any) -> dict[str, int | None]:
     """How many positions back each kind of layer sees, itself included; None is all. Raises UserError for odd kinds."""
     window = getattr(text, "sliding_window", None)
-    kinds = getattr(text, "layer_types", None)
-    if kinds is None:
-        chunked = getattr(text, "attention_chunk_size", None) is not None
-        kinds = [_SLIDING if window is not None else _CHUNKED if chunked else _FULL]
-    if odd := sorted(set(kinds) - {_FULL, _SLIDING}):
+    kinds = getattr(text, "layer_types", None) or [_only_kind(text)]
+    if odd := sorted(set(kinds) - ({_FULL, _SLIDING} if window else {_FULL})):
         raise _hybrid(folder, text, "layers of kind " + ", ".join(odd))
     return {kind: window if kind == _SLIDING else None for kind in sorted(set(kinds))}
+
+
+def _only_kind(text: Any) -> str:
+    """The kind of all layers of a family that names none: by its own fields, since a file may hold another family's."""
+    for field, kind in (("sliding_window", _SLIDING), ("attention_chunk_size", _CHUNKED)):
+        if hasattr(type(text), field) and getattr(text, field) is not None:
+            return kind
+    return _FULL
 
 
 def _hybrid(folder: Path, text: Any, what: str) -> UserError:
@@ -111,20 +118,22 @@ def end_tokens(folder: Path) -> frozenset[int]:
     return frozenset()
 
 
-def _load(folder: Path, config: Any, dtype: torch.dtype) -> Any:
-    """The model as transformers loads it; raises UserError where it cannot, or where weights are missing.
+def _load(folder: Path, config: Any, dtype: torch.dtype, group: Group | None) -> Any:
+    """The model, or this rank's part, as transformers loads it; a multimodal class whole, though only text runs in it.
 
-    A multimodal class is loaded whole, and run by text only.
+    Raises UserError where it cannot be loaded, or where weights are missing.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.distributed import DistributedConfig
 
     alone = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     if alone and getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
         raise _hybrid(folder, config, "a recurrent state")  # RWKV and xLSTM name no kinds of layers
     auto = AutoModelForCausalLM if alone else AutoModelForImageTextToText
+    split = {"distributed_config": DistributedConfig(tp_size=group.size)} if group else {}
     try:
         model, found = auto.from_pretrained(
-            folder, config=config, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+            folder, config=config, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **split
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = _one_line(error)
@@ -149,13 +158,14 @@ def find_decoder(model: Any, *, folder: Path) -> Any:
 class TargetModel:
     """The target and its key-value cache over all requests in flight."""
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, *, dtype: torch.dtype, device: str = "cpu", group: Group | None = None) -> None:
         from transformers import DynamicCache
 
         config = _read(folder)
-        model = _load(folder, config, dtype)
+        model = _load(folder, config, dtype, group)
         decoder = find_decoder(model, folder=folder)
-        self.model: nn.Module = model.eval().requires_grad_(False)
+        self.device = torch.device(device)
+        self.model: nn.Module = model.to(self.device).eval().requires_grad_(False)
         self.layers: nn.ModuleList = decoder.layers
         self.norm: nn.Module = decoder.norm
         self.width = int(decoder.config.hidden_size)
@@ -185,8 +195,8 @@ class TargetModel:
         """Run the new rows behind the cached ones; they stay on trial until `settle`."""
         self._wanted, self._boundaries = frozenset(boundaries), {}
         output: Any = self.model(
-            input_ids=torch.from_numpy(rows.tokens)[None],
-            position_ids=torch.from_numpy(rows.positions)[None],
+            input_ids=self._on_device(rows.tokens)[None],
+            position_ids=self._on_device(rows.positions)[None],
             attention_mask=self._masks(rows),
             cache=self.cache,
             use_cache=True,
@@ -200,10 +210,13 @@ class TargetModel:
         """
         seen = self.table.mask(rows)
         masks = {
-            kind: torch.from_numpy(seen if window is None else seen & self.table.within(rows, window))[None, None]
+            kind: self._on_device(seen if window is None else seen & self.table.within(rows, window))[None, None]
             for kind, window in self._windows.items()
         }
         return masks if len(masks) > 1 else masks.popitem()[1]
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
 
     def settle(self, accepted: Int, finished: Iterable[int] = ()) -> None:
         """Commit the accepted rows of the last forward, drop its others, and all rows of finished requests."""
@@ -216,7 +229,7 @@ class TargetModel:
         kept = self.table.compact()
         if kept is None:
             return
-        index = torch.from_numpy(kept)
+        index = self._on_device(kept)
         for layer in self.cache.layers:
             layer.keys = layer.keys.index_select(-2, index)
             layer.values = layer.values.index_select(-2, index)

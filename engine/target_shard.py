@@ -14,6 +14,7 @@ from torch import Tensor
 
 from spectrace.engine.faults import find_faults
 from spectrace.engine.packing import Int, PackedRows
+from spectrace.engine.parallel import Group
 from spectrace.engine.plan import (
     CaptureHiddenMode,
     Decision,
@@ -53,9 +54,12 @@ class TargetServing:
 class TargetShard:
     """One process of the target. `step` is a pass; `serve` and `finish` bracket a call of the deployment."""
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype, threads: int) -> None:
+    def __init__(
+        self, folder: Path, *, dtype: torch.dtype, threads: int, device: str = "cpu", group: Group | None = None
+    ) -> None:
         torch.set_num_threads(threads)
-        self.model = TargetModel(folder, dtype=dtype)
+        self.model = TargetModel(folder, dtype=dtype, device=device, group=group)
+        self.group = group
         self.recorder: Recorder | None = None
 
     def serve(self, serving: TargetServing, recording: Recording | None) -> None:
@@ -68,7 +72,7 @@ class TargetShard:
             self.wiring = fault.wiring(self.wiring, len(self.model.layers))
         sampled = serving.sampling.temperature > 0
         self.verifier = Sampled(serving.sampling, self.faults) if sampled else Greedy()
-        self.recorder = recording.open("target") if recording else None
+        self.recorder = recording.open("target", self.group) if recording else None
         self.level = recording.level if recording else Level.LIGHT
 
     def finish(self) -> str | None:
@@ -115,6 +119,8 @@ class TargetShard:
         keys = _keys(step, rows)
         full = self.level is Level.FULL
         top = out.logits.float().topk(min(TOP_K, self.model.vocab)) if full else None
+        boundaries = {boundary: out.boundaries[boundary] for boundary in self.serving.capture}
+        hash_only = bool(self.group and self.group.repeats(features_TAF, *boundaries.values(), *(top or ())))
         recorder.emitted(
             keys,
             token=rows.tokens,
@@ -124,10 +130,10 @@ class TargetShard:
             target_token=targets,
             logsumexp=out.logits.float().logsumexp(-1) if full else None,
             forward_secs=secs_per_row,
+            hash_only=hash_only,
         )
-        if self.serving.capture:
-            boundaries = {boundary: out.boundaries[boundary] for boundary in self.serving.capture}
-            recorder.reference(keys, token=rows.tokens, boundaries=boundaries)
+        if boundaries:
+            recorder.reference(keys, token=rows.tokens, boundaries=boundaries, hash_only=hash_only)
 
 
 def _pack(groups: Sequence[TargetGroup]) -> PackedRows:

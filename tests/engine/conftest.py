@@ -66,13 +66,11 @@ def alone(hf_model: Callable[[str], Any]) -> Callable[..., list[int]]:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """One Ray cluster for every deployment of the session."""
-    import ray
-
-    from spectrace.engine.actors import start_cluster
+    from spectrace.engine.cluster import start_cluster, stop_cluster
 
     start_cluster()
     yield
-    ray.shutdown()
+    stop_cluster()
 
 
 @pytest.fixture(scope="session")

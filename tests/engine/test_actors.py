@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from spectrace.engine import actors
+from spectrace.engine import actors, cluster
 from spectrace.engine.deployment import Deployment, Serving
 from spectrace.engine.plan import Decision, DraftTree
+from spectrace.engine.tree import Tree
 from spectrace.tracer.errors import RunFailed
 from spectrace.tracer.trace import Trace
 
@@ -41,8 +42,8 @@ def parts(value: object) -> Iterator[object]:
         yield from parts(part)
 
 
-def references(actor: Any) -> int:
-    """How many objects an actor's process holds references to, once those that are on their way out are gone."""
+def references(group: Any) -> int:
+    """How many objects a rank's process holds references to, once those that are on their way out are gone."""
     import ray
 
     def count(_self: object) -> int:
@@ -51,6 +52,7 @@ def references(actor: Any) -> int:
         gc.collect()
         return len(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
 
+    [actor] = group.actors
     return int(ray.get(actor.__ray_call__.remote(count)))
 
 
@@ -60,17 +62,17 @@ def test_the_driver_never_holds_a_hidden_state(
     import ray
 
     seen: list[object] = []
-    real = actors.answer
+    real = actors.answers
 
-    def spy(reference: Any, who: str, *, secs: float) -> Any:
-        seen.append(real(reference, who, secs=secs))
+    def spy(asked: Mapping[str, Any], *, secs: float) -> list[Any]:
+        seen.append(real(asked, secs=secs))
         return seen[-1]
 
-    monkeypatch.setattr(actors, "answer", spy)
+    monkeypatch.setattr(actors, "answers", spy)
     pair_of("llama", "gqa").serve(prompts, QUICK)
     inside = [part for value in seen for part in parts(value)]
     assert sum(isinstance(part, ray.ObjectRef) for part in inside) > 10
-    allowed = (ray.ObjectRef, list, tuple, int, str, type(None), Decision, DraftTree)
+    allowed = (ray.ObjectRef, list, tuple, dict, int, str, type(None), actors.Loaded, Decision, DraftTree, Tree)
     assert {type(part) for part in inside if not isinstance(part, allowed)} == set()
     assert not any(isinstance(part, torch.Tensor) for part in inside)
 
@@ -84,14 +86,14 @@ def test_what_was_handed_over_is_freed(
     pair = pair_of("llama", "gqa")
     serving = Serving(depth=2, max_new=(1, 1, 9, 1, 3, 1, 2, 1), concurrency=1, ignore_end=True)
     held: list[object] = []
-    real = actors.answer
+    real = actors.answers
 
-    def keep(reference: Any, who: str, *, secs: float) -> Any:
-        held.append(real(reference, who, secs=secs))
+    def keep(asked: Mapping[str, Any], *, secs: float) -> list[Any]:
+        held.append(real(asked, secs=secs))
         return held[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(actors, "answer", keep)
+        patch.setattr(actors, "answers", keep)
         pair.serve(prompts, serving)
     handed = sum(isinstance(part, ray.ObjectRef) for value in held for part in parts(value))
     assert references(pair.target) == handed > 10
@@ -128,14 +130,15 @@ def secs_to_error(who: str, at: str, pair: Deployment, trace: Path, monkeypatch:
     """
     killed: list[float] = []
     calls: list[str] = []
-    real = actors.answer
+    real = actors.answers
 
-    def answer(reference: Any, asked: str, *, secs: float) -> Any:
+    def answers(references: Mapping[str, Any], *, secs: float) -> list[Any]:
+        [asked] = references
         calls.append(asked)
         if at == "during" and asked == who and calls.count(who) == 30:
             os.kill(pair.pids[who], signal.SIGKILL)
             killed.append(time.monotonic())
-        told = real(reference, asked, secs=secs)
+        told = real(references, secs=secs)
         if at == "during" and asked != who and len(calls) == (58 if who == "target" else 59):
             time.sleep(0.5)  # so that the recorders, which write twice a second at least, have written
             os.kill(pair.pids[who], signal.SIGSTOP)
@@ -145,7 +148,7 @@ def secs_to_error(who: str, at: str, pair: Deployment, trace: Path, monkeypatch:
             killed.append(time.monotonic())
         return told
 
-    monkeypatch.setattr(actors, "answer", answer)
+    monkeypatch.setattr(actors, "answers", answers)
     with pytest.raises(RunFailed, match=f"^the {who} process died .*what was recorded before is readable") as raised:
         pair.serve([[1, 2, 3], [4, 5, 6, 7]], ENDLESS, trace=trace)
     assert "\n" not in raised.value.message
@@ -188,7 +191,7 @@ def test_a_cluster_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("ray.init", refuse)
     with pytest.raises(RunFailed, match=r"^Ray did not start: The current node timed out during startup\.$"):
-        actors.start_cluster()
+        cluster.start_cluster()
 
 
 OWN_CLUSTER = """
@@ -222,7 +225,7 @@ def bare(_actor=None):
 
 with Deployment(Path(sys.argv[1]), Path(sys.argv[2]), threads=1) as pair:
     served = pair.serve([[1, 2, 3]], Serving(depth=2, max_new=5))
-    loaded = [bare(), *(ray.get(actor.__ray_call__.remote(bare)) for actor in (pair.target, pair.draft))]
+    loaded = [bare(), *(ray.get(group.actors[0].__ray_call__.remote(bare)) for group in pair.groups)]
     processes = descendants(os.getpid())
     actors = pair.pids
 print(json.dumps({"loaded": loaded, "processes": processes, "actors": actors, "running": ray.is_initialized()}))
@@ -254,4 +257,4 @@ def test_bare_names_of_the_packages_are_never_imported(pair_of: Callable[..., De
 
     pair = pair_of("llama", "gqa")
     assert bare() == []
-    assert ray.get([actor.__ray_call__.remote(bare) for actor in (pair.target, pair.draft)]) == [[], []]
+    assert ray.get([actor.__ray_call__.remote(bare) for group in pair.groups for actor in group.actors]) == [[], []]
