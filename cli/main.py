@@ -1,10 +1,13 @@
 """The command `spectrace`: mounts the commands and turns errors into one line and an exit code.
 
-Exit codes: 0 fine; 1 different, or a fault named; 2 the input is wrong; 3 the trace is damaged; 4 the run failed.
+Exit codes: 0 fine; 1 different, or a fault named; 2 the input is wrong; 3 the trace is damaged; 4 the run failed; 130
+ended by Ctrl-C, 143 by SIGTERM.
 """
 
 import importlib
+import signal
 import sys
+from types import FrameType
 
 import click
 
@@ -35,8 +38,20 @@ def cli() -> None:
     """Flight recorder and replay lab for speculative decoding."""
 
 
+class _Terminator:
+    """Makes SIGTERM end a command as Ctrl-C does, in order, and remembers that it was SIGTERM."""
+
+    came = False
+
+    def __call__(self, _signal: int, _frame: FrameType | None) -> None:
+        self.came = True
+        raise KeyboardInterrupt
+
+
 def main() -> None:
     """Run the command line; never shows a traceback for an error that has a message."""
+    terminator = _Terminator()
+    before = signal.signal(signal.SIGTERM, terminator)
     try:
         code = cli.main(standalone_mode=False)  # without standalone mode, click returns the code of an exit
         sys.exit(code if isinstance(code, int) else 0)
@@ -55,8 +70,10 @@ def main() -> None:
         click.echo(f"spectrace: this command needs {error.name}: pip install 'spectrace[engine]'", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
+        click.echo("terminated" if terminator.came else "interrupted", err=True)
+        sys.exit(143 if terminator.came else 130)
     except SpectraceError as error:
         click.echo(f"spectrace: {error.message}", err=True)
         sys.exit(error.exit_code)
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -24,6 +24,19 @@ def parse_capture(
     return "all" if value == "all" else parse_boundaries(ctx, option, value)
 
 
+def parse_placement(
+    _ctx: click.Context, option: click.Parameter, values: tuple[str, ...]
+) -> dict[str, dict[str, float]]:
+    """What each rank of a role takes, by role: `target=big` is one of the resource big."""
+    placement: dict[str, dict[str, float]] = {}
+    for value in values:
+        role, _, resource = value.partition("=")
+        if role not in ("target", "draft") or not resource:
+            raise UserError(f"{option.opts[0]} {value!r}: expected target=RESOURCE or draft=RESOURCE")
+        placement.setdefault(role, {})[resource] = 1.0
+    return placement
+
+
 @click.command(name="run")
 @click.option("--target", type=click.Path(path_type=Path), required=True, help="Folder of a Hugging Face model.")
 @click.option(
@@ -34,6 +47,12 @@ def parse_capture(
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The trace, a new folder.")
 @click.option("--depth", type=click.IntRange(0), default=3, show_default=True, help="Tokens drafted a round; 0: none.")
+@click.option("--topk", type=click.IntRange(1), default=1, show_default=True, help="Children of a node; 1: a chain.")
+@click.option("--num-draft-tokens", type=click.IntRange(2), help="Nodes verified a round, the root included.")
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0: greedy.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Decides every draw.")
+@click.option("--sample-drafts", is_flag=True, help="Draw the drafts, too, instead of taking the best.")
+@click.option("--fixed-window", is_flag=True, help="Feed the draft what was rejected, too, behind what was accepted.")
 @click.option("--max-new", type=click.IntRange(1), default=64, show_default=True, help="Tokens to answer with at most.")
 @click.option("--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Requests in flight.")
 @click.option("--chunk", type=click.IntRange(1), help="Prompt rows a step at most; whole prompts otherwise.")
@@ -41,23 +60,47 @@ def parse_capture(
 @click.option("--capture", callback=parse_capture, help="Boundaries to record as reference: 0,3,16,27, say, or all.")
 @click.option("--level", type=click.Choice(["light", "features", "full"]), default="features", show_default=True)
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
-@click.option("--threads", type=click.IntRange(1), help="CPU threads of each actor; all cores otherwise.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads of each rank; all cores over a group otherwise.")
+@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Ranks that share the target.")
+@click.option("--draft-tp", type=click.IntRange(1), default=1, show_default=True, help="Ranks that share the draft.")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="cuda: a GPU a rank."
+)
+@click.option("--address", help="A running Ray cluster, HOST:PORT or ray://HOST:PORT, instead of one of our own.")
+@click.option(
+    "--place",
+    "placement",
+    multiple=True,
+    callback=parse_placement,
+    metavar="ROLE=RESOURCE",
+    help="Each rank of target or draft takes one of a Ray resource, and so runs where nodes have it.",
+)
 @click.option("--fault", "faults", multiple=True, help="Break something on purpose: an id of the fault catalogue.")
 @as_json_option
 def run(
-    target: Path, draft: Path | None, prompts: Path, out: Path, depth: int, max_new: int, concurrency: int,
+    target: Path, draft: Path | None, prompts: Path, out: Path, depth: int, topk: int, num_draft_tokens: int | None,
+    temperature: float, seed: int, sample_drafts: bool, fixed_window: bool, max_new: int, concurrency: int,
     chunk: int | None, wiring: tuple[int, ...] | None, capture: tuple[int, ...] | Literal["all"] | None, level: str,
-    dtype: str, threads: int | None, faults: tuple[str, ...], as_json: bool,
+    dtype: str, threads: int | None, tp: int, draft_tp: int, device: str, address: str | None,
+    placement: dict[str, dict[str, float]], faults: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Serve PROMPTS and record a trace."""
     from spectrace.engine.deployment import Deployment, Serving
     from spectrace.engine.prompts import read_prompts
+    from spectrace.engine.sampling import Sampling
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not an empty folder: give a new path for the trace, or remove it first")
-    pair = Deployment(target, draft, dtype=torch_dtype(dtype), threads=threads)
+    pair = Deployment(
+        target, draft, dtype=torch_dtype(dtype), threads=threads, tp=tp, draft_tp=draft_tp, device=device,
+        placement=placement, address=address,
+    )  # fmt: skip
     serving = Serving(
         depth=depth if draft else 0,
+        topk=topk,
+        draft_tokens=num_draft_tokens,
+        sampling=Sampling(temperature, seed, sample_drafts),
+        fixed_window=fixed_window,
         max_new=max_new,
         concurrency=concurrency,
         chunk=chunk,

@@ -11,7 +11,7 @@ from typing import Any
 from spectrace.engine.reaper import Reaper
 from spectrace.tracer.errors import RunFailed, UserError
 
-__all__ = ["check_resources", "connect_cluster", "first_line", "start_cluster", "stop_cluster"]
+__all__ = ["check_resources", "connect_cluster", "ensure_cluster", "first_line", "start_cluster", "stop_cluster"]
 
 _OBJECT_STORE_BYTES = 1 << 29
 _SETTINGS = {  # read when ray is imported
@@ -21,6 +21,17 @@ _SETTINGS = {  # read when ray is imported
 }
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 _reaper: Reaper | None = None
+
+
+def ensure_cluster(address: str | None) -> bool:
+    """Be in a cluster: the one that this process is in already, else that of an address, else one of its own.
+
+    Returns whether it has to be left again. Raises as the two below.
+    """
+    if _ray().is_initialized():
+        return False
+    connect_cluster(address) if address else start_cluster()
+    return True
 
 
 def start_cluster() -> None:
@@ -48,10 +59,8 @@ def connect_cluster(address: str) -> None:
 
 def stop_cluster() -> None:
     """Leave the cluster, and end it if this process started it."""
-    import ray
-
     global _reaper
-    ray.shutdown()
+    _ray().shutdown()
     if _reaper:
         _reaper.dismiss()
     _reaper = None
@@ -59,22 +68,25 @@ def stop_cluster() -> None:
 
 def check_resources(needed: Mapping[str, float]) -> None:
     """Raises UserError where the cluster has less than is asked for: an actor would wait for ever."""
-    import ray
-
-    have = ray.cluster_resources()
+    have = _ray().cluster_resources()
     if short := {name: count for name, count in needed.items() if count > have.get(name, 0)}:
         wanted = ", ".join(f"{count:g} {name}" for name, count in short.items())
         found = ", ".join(f"{have.get(name, 0):g} {name}" for name in short)
         raise UserError(f"the ranks need {wanted}, but the Ray cluster has {found}; see `ray status`")
 
 
-def _init(**options: Any) -> None:
+def _ray() -> Any:
+    """The module, imported with our settings unless somebody was faster."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     import ray
 
+    return ray
+
+
+def _init(**options: Any) -> None:
     with _own_sigterm():
-        ray.init(**options, **_QUIET)
+        _ray().init(**options, **_QUIET)
 
 
 @contextmanager

@@ -101,13 +101,9 @@ class Deployment:
         self.nodes: dict[str, str] = {}
 
     def __enter__(self) -> "Deployment":
-        import ray
+        from spectrace.engine.cluster import ensure_cluster
 
-        from spectrace.engine.cluster import connect_cluster, start_cluster
-
-        self._own_cluster = not ray.is_initialized()
-        if self._own_cluster:
-            connect_cluster(self.address) if self.address else start_cluster()
+        self._own_cluster = ensure_cluster(self.address)
         self.groups: list[ActorGroup] = []
         try:
             self._start()
@@ -240,6 +236,8 @@ class Deployment:
             draft=self.checkpoint,
             wiring=wiring,
             dtype=str(self.dtype).removeprefix("torch."),
+            tensor_parallel={"target": self.tp, "draft": self.draft_tp},
+            sharded={group.role: self.loaded[group.names[0]].sharded for group in self.groups},
             serving={
                 name: value.name.lower() if isinstance(value, Level) else value
                 # A fault is the deployment's secret: a trace says only what a real engine would know.

@@ -33,9 +33,19 @@ _SWITCHES = (
 
 
 def describe_run(
-    *, target: Path, draft: DraftCheckpoint | None, wiring: Wiring, dtype: str, serving: Mapping[str, Any]
+    *,
+    target: Path,
+    draft: DraftCheckpoint | None,
+    wiring: Wiring,
+    dtype: str,
+    serving: Mapping[str, Any],
+    tensor_parallel: Mapping[str, int],
+    sharded: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """The manifest of a run of the reference engine; `wiring` is what the engine resolved, by its own account."""
+    """The manifest of a run of the reference engine; `wiring` is what the engine resolved, by its own account.
+
+    `tensor_parallel` is the number of ranks of each role, `sharded` how the weights that are split lie on them.
+    """
     config = read_config(target)
     return {
         "engine": "spectrace",
@@ -52,7 +62,8 @@ def describe_run(
         },
         "capture_hidden_mode": "full" if serving["depth"] else "null",
         "dtype": dtype,
-        "tensor_parallel": {"target": 1, "draft": 1},
+        "tensor_parallel": dict(tensor_parallel),
+        "sharded": dict(sharded),
         "serving": dict(serving),
         "versions": {"python": platform.python_version(), **_versions()},
         "environment": _switches(),

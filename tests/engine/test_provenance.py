@@ -21,7 +21,10 @@ def test_switches_are_told_and_secrets_only_named(
     monkeypatch.setenv("AWS_REGION", "elsewhere")
     target, draft = target_of("llama"), read_draft(draft_of("llama", "gqa"))
     wiring = Wiring((0, 2, 4), "--wiring", (0, 2, 4))
-    found = describe_run(target=target, draft=draft, wiring=wiring, dtype="float32", serving={"depth": 3})
+    found = describe_run(
+        target=target, draft=draft, wiring=wiring, dtype="float32", serving={"depth": 3},
+        tensor_parallel={"target": 2, "draft": 1}, sharded={"target": {"lm_head.weight": "Shard(dim=0)"}},
+    )  # fmt: skip
     environment = found["environment"]
     assert environment["HF_TOKEN"] == environment["RAY_AUTH_SECRET"] == "(set)"
     assert environment["OMP_NUM_THREADS"] == "3" and "AWS_REGION" not in environment
