@@ -1,5 +1,6 @@
 """`spectrace replay`: run a trace's draft again, offline, and compare with what was served."""
 
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ def replay(
         print_json({"replay": replay_json(report), "acceptance": acceptance_json(report)})
     else:
         Console().print(render_replay(trace, report))
-    click.get_current_context().exit(0 if report.comparison.tokens_equal == report.comparison.answers else 1)
+    click.get_current_context().exit(0 if report.agrees else 1)
 
 
 def recorded_target(trace: Trace) -> Path | None:
@@ -94,15 +95,20 @@ def _finite(error: float | None) -> float | None:
 
 
 def acceptance_json(report: "ReplayReport") -> dict[str, Any]:
-    """The `acceptance` part of --json: as served, and as the replayed drafts walk."""
-    return {"served": report.served.to_json(), "replayed": report.replayed.to_json()}
+    """The `acceptance` part of --json: as served, and as the replayed drafts walk or, if drawn, are expected to."""
+    return {
+        "served": report.served.to_json(),
+        "replayed": report.replayed and report.replayed.to_json(),
+        "expected": report.expected and asdict(report.expected),
+    }
 
 
 def render_replay(trace: Path, report: "ReplayReport") -> RenderableType:
     """The page a person reads."""
     compared = report.comparison
     facts = Table(show_header=False, box=None, pad_edge=False)
-    facts.add_row("draft tokens equal", f"{compared.tokens_equal} of {compared.answers}")
+    if compared.answers:
+        facts.add_row("draft tokens equal", f"{compared.tokens_equal} of {compared.answers}")
     for stage in compared.stages:
         facts.add_row(f"max error, {stage.stage}", f"{stage.max_error:.2e} of the row's maximum, {stage.rows} rows")
     if not compared.stages:
@@ -113,7 +119,12 @@ def render_replay(trace: Path, report: "ReplayReport") -> RenderableType:
     if report.incomplete:
         facts.add_row("requests left out", f"{report.incomplete}: their first draft rows are not in the trace")
     title = Text(f"{trace}: {compared.rows} draft rows of {report.requests} requests replayed", style="bold")
-    return Group(title, facts, acceptance_table({"served": report.served, "replayed": report.replayed}))
+    if report.expected:
+        one = report.expected
+        facts.add_row("acceptance length", f"{one.served:.3f} served, in {one.served_rounds} rounds not near an end")
+        facts.add_row("expected of drawn drafts", f"{one.expected:.3f}; 95 % of walks {one.low:.3f} to {one.high:.3f}")
+    columns = {"served": report.served} | ({"replayed": report.replayed} if report.replayed else {})
+    return Group(title, facts, acceptance_table(columns))
 
 
 def acceptance_table(columns: dict[str, Acceptance]) -> Table:

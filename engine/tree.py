@@ -43,6 +43,11 @@ class Tree:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
 
+    @classmethod
+    def chain(cls, tokens: Sequence[int]) -> "Tree":
+        """A tree of width one."""
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
+
     def run(self, answer: Sequence[int]) -> int:
         """How many of its tokens the answer confirms, from the root down."""
         steps = zip(self.parents, self.tokens, strict=True)
@@ -110,6 +115,19 @@ class Growth:
         self.depth += 1
         return np.take_along_axis(tokens, best, 1), best // topk
 
+    def follow(self, tokens_Rk: Int, above_Rk: Int) -> None:
+        """Go on below other candidates than the best: those with these tokens, below these rows of the depth before.
+
+        Below one that is no candidate nothing is kept.
+        """
+        tokens, width = self._tokens[-1], self._parents[-1].shape[1] // self.shape.topk
+        rows = np.repeat(np.arange(width), self.shape.topk)
+        found = (tokens[:, None] == tokens_Rk[..., None]) & (rows == above_Rk[..., None])
+        place = found.argmax(-1)
+        known = np.take_along_axis(found, place[..., None], -1)[..., 0]
+        self._rows = sum(x.shape[1] for x in self._tokens[:-1]) + place
+        self._row_scores = np.where(known, np.take_along_axis(self._scores[-1], place, 1), -np.inf)
+
     @property
     def done(self) -> bool:
         """Whether the trees are as deep as they shall be."""
@@ -118,11 +136,12 @@ class Growth:
     def trees(self) -> list[Tree]:
         """The best `nodes - 1` candidates of each tree, shallow ones first."""
         tokens, parents, scores = (np.concatenate(x, 1) for x in (self._tokens, self._parents, self._scores))
-        kept = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, : self.shape.nodes - 1], axis=1)
-        return [_cut(*one) for one in zip(tokens, parents, kept, strict=True)]
+        best = np.argsort(-scores, axis=1, kind="stable")[:, : self.shape.nodes - 1]
+        return [_cut(*one) for one in zip(tokens, parents, scores, best, strict=True)]
 
 
-def _cut(tokens: Int, parents: Int, kept: Int) -> Tree:
+def _cut(tokens: Int, parents: Int, scores: Float, best: Int) -> Tree:
+    kept = np.sort(best[scores[best] > -np.inf])
     above = parents[kept]
     renamed = np.where(above < 0, -1, np.searchsorted(kept, above))
     return Tree(tuple(tokens[kept].tolist()), tuple(renamed.tolist()))

@@ -3,6 +3,7 @@
 An error is max|Δ| over max|recorded| of the row: element-wise relative error means nothing across batch shapes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,9 +13,9 @@ from torch import Tensor
 from spectrace.replay.inputs import DepthRows
 from spectrace.replay.replay import DepthOutput
 
-__all__ = ["STAGES", "Comparison", "StageError", "row_error"]
+__all__ = ["STAGES", "Comparison", "Drawn", "StageError", "row_error"]
 
-STAGES = ("fused", "hidden", "state", "logits")
+STAGES = ("fused", "hidden", "state", "logits", "probability")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +27,39 @@ class StageError:
     max_error: float
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What verification says of drafts that were drawn: the probability they had, by (request, round, depth)."""
+
+    temperature: Mapping[int, float]
+    q: Mapping[tuple[int, int, int], float]
+
+    def errors(self, rows: DepthRows, output: DepthOutput) -> tuple[int, Tensor]:
+        """How many answers verification met, and |Δq| / q of each."""
+        answering = rows.drafted.take(rows.answering)
+        keys = zip(answering["request"].tolist(), answering["round"].tolist(), strict=True)
+        recorded = [self.q.get((*key, output.depth), -1.0) for key in keys]
+        met = [at for at, q in enumerate(recorded) if q > 0]
+        temperatures = torch.tensor([self.temperature[int(answering["request"][at])] for at in met]).double()
+        probs = (output.logits[met].cpu().double() / temperatures[:, None]).softmax(-1)
+        ids = torch.from_numpy(answering["draft_token"][met].astype(np.int64))
+        replayed, q = probs.gather(-1, ids[:, None])[:, 0], torch.tensor([recorded[at] for at in met]).double()
+        return len(met), (replayed - q).abs() / q
+
+
 @dataclass(slots=True)
 class Comparison:
-    """Grows block by block. `rows` were replayed, `answers` compared by token, `tokens_equal` of them agreed."""
+    """Grows block by block. `rows` were replayed, `answers` compared by token, `tokens_equal` of them agreed.
+
+    Tokens that were drawn are not to be met again: of these the draft's probability is compared, at `temperature`.
+    """
 
     rows: int = 0
     answers: int = 0
     tokens_equal: int = 0
     secs: float = 0.0
     served_secs: float = 0.0
+    drawn: Drawn | None = None
     _rows: dict[str, int] = field(default_factory=dict)
     _errors: dict[str, float] = field(default_factory=dict)
 
@@ -43,9 +68,12 @@ class Comparison:
         self.rows += len(rows.tokens)
         self.secs += output.secs
         self.served_secs += float(np.nansum(rows.drafted["forward_secs"]))
-        served = rows.drafted["token"][rows.answering]
-        self.answers += len(served)
-        self.tokens_equal += int((output.tokens.cpu().numpy() == served).sum())
+        if self.drawn:
+            self._merge("probability", *self.drawn.errors(rows, output))
+        else:
+            served = rows.drafted["token"][rows.answering]
+            self.answers += len(served)
+            self.tokens_equal += int((output.tokens.cpu().numpy() == served).sum())
         for stage, replayed in (("fused", output.fused), ("hidden", output.hidden), ("state", output.state)):
             if replayed is not None:
                 self._stage(stage, rows, np.arange(len(rows.tokens)), replayed)

@@ -20,7 +20,8 @@ class DepthRows:
     """The rows of one depth, packed by request (`borders` [requests + 1]).
 
     `bases` points at each row's depth-0 row and `parents` at its row in the depth above (itself, at depth 0);
-    `answering` are the rows that gave a token. `received` and `drafted` are the trace's own rows, in the same order.
+    `answering` are the rows that gave a token. A depth's rows are in the order of their bases, siblings by node.
+    `received` and `drafted` are the trace's own rows, in the same order.
     """
 
     tokens: Int
@@ -74,7 +75,7 @@ def read_served(trace: Trace) -> Served:
     A request whose depth-0 rows do not run from position 0 without a gap cannot be replayed, since the draft's cache
     needs them all: it is listed as incomplete. Raises UserError when the trace holds no draft rows.
     """
-    received, drafted = trace.rows("received", live=True), trace.rows("drafted", live=True)
+    received, drafted = (trace.rows(family, live=True, rank=0) for family in ("received", "drafted"))
     if not len(received):
         raise UserError(f"{trace.folder}: no received rows in it; record a run with a draft (depth of at least 1)")
     received, drafted = _joined(received, drafted)
@@ -107,23 +108,33 @@ def packed_keys(keys: Int) -> npt.NDArray[np.void]:
 
 
 def _depth_rows(received: Rows, drafted: Rows, requests: Int, above: Sequence[DepthRows]) -> DepthRows:
-    """One depth's rows; a row whose base or parent is not in the trace (a torn tail) is left out."""
-    owners = np.searchsorted(requests, received["request"].astype(np.int64))
-    bases = received["position"].astype(np.int64) - len(above)
+    """One depth's rows; a row whose parent is not in the trace (a torn tail) is left out."""
+    parents = bases = np.arange(len(received))
     if above:
-        # A request's depth-0 rows start at position 0, so that a position is a place.
-        bases = above[0].borders[owners] + bases
-        there = np.isin(bases, above[-1].bases) & (bases < above[0].borders[owners + 1])
-        received, drafted, owners, bases = received.take(there), drafted.take(there), owners[there], bases[there]
-    else:
-        bases = np.arange(len(owners))
+        parents = _places(above[-1].received, received)
+        there = parents >= 0
+        received, drafted, parents = received.take(there), drafted.take(there), parents[there]
+        bases = above[-1].bases[parents]
+    owners = np.searchsorted(requests, received["request"].astype(np.int64))
     return DepthRows(
         tokens=received["token"].astype(np.int64),
         positions=received["position"].astype(np.int64),
         borders=np.searchsorted(owners, np.arange(len(requests) + 1)).astype(np.int64),
         bases=bases,
-        parents=np.searchsorted(above[-1].bases, bases).astype(np.int64) if above else bases,
+        parents=parents,
         answering=np.flatnonzero(drafted["token"] >= 0),
         received=received,
         drafted=drafted,
     )
+
+
+def _places(above: Rows, rows: Rows) -> Int:
+    """Where the parent of each row stands in the depth above, -1 where it is not there."""
+
+    def keys(of: Rows, node: str) -> npt.NDArray[np.void]:
+        return packed_keys(np.stack([of[name].astype(np.int64) for name in ("request", "pass", node)], axis=1))
+
+    known, wanted = keys(above, "node"), keys(rows, "parent")
+    order = np.argsort(known)
+    found = order[np.searchsorted(known, wanted, sorter=order).clip(max=max(len(known) - 1, 0))]
+    return np.where(known[found] == wanted, found, -1)

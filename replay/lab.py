@@ -1,16 +1,19 @@
 """Replay of a whole trace: in blocks, compared as it goes, with the acceptance that the replayed drafts come to."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from spectrace.engine.draft import DraftModel
-from spectrace.replay.compare import Comparison
-from spectrace.replay.inputs import DraftInputs, Served, read_served
-from spectrace.replay.replay import DepthOutput, replay_inputs
-from spectrace.replay.texts import Text, read_texts
+from spectrace.engine.tree import Tree
+from spectrace.replay.compare import Comparison, Drawn
+from spectrace.replay.expected import ExpectedWalk, drafts_were_drawn, expected_walk
+from spectrace.replay.inputs import Served, read_served
+from spectrace.replay.replay import replay_inputs
+from spectrace.replay.texts import read_texts
+from spectrace.replay.trees import Regrowth, served_shape
 from spectrace.replay.walk import MissingDrafts, Walk, walk, walk_acceptance
 from spectrace.tracer.acceptance import Acceptance, acceptance_of_rows
 from spectrace.tracer.errors import UserError
@@ -25,14 +28,23 @@ _BLOCK_ROWS = 4096
 class ReplayReport:
     """Replay against record, and over the requests that can be walked to their end, acceptance served and replayed.
 
+    Drafts that were drawn walk differently each time: `replayed` is None and `expected` says what they come to.
     `incomplete` requests were not replayed, since their first draft rows are not in the trace.
     """
 
     comparison: Comparison
     served: Acceptance
-    replayed: Acceptance
+    replayed: Acceptance | None
     requests: int
     incomplete: int
+    expected: ExpectedWalk | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether replay found what was served: every token, or a served length that drawn drafts may come to."""
+        if self.expected:
+            return self.expected.low <= self.expected.served <= self.expected.high
+        return self.comparison.tokens_equal == self.comparison.answers
 
 
 def replay_trace(
@@ -46,32 +58,46 @@ def replay_trace(
 
     Raises UserError when the trace holds no request that can be replayed, or features that do not fit the draft.
     """
-    served, texts = read_served(trace), read_texts(trace)
+    served, texts, shape = read_served(trace), read_texts(trace), served_shape(trace)
     if not len(served.requests):
         raise UserError(f"{trace.folder}: no request has all its draft rows from position 0; record whole requests")
     _check_width(trace, served, model)
-    comparison, walks, done = Comparison(), dict[int, Walk](), 0
+    drawn = _drawn(trace)
+    comparison, walks, done = Comparison(drawn=drawn), dict[int, Walk](), 0
     for requests in served.blocks(block_rows):
         inputs = served.inputs(requests)
-        drafts: dict[int, dict[int, list[int]]] = {}
+        regrowth = Regrowth(model, inputs, shape)
         for rows, output in zip(inputs.depths, replay_inputs(model, inputs), strict=True):
             comparison.add(rows, output)
-            _collect(drafts, inputs, output, texts)
+            regrowth.add(rows, output)
+        drafts: dict[int, dict[int, Tree]] = {}
+        for request, position, tree in regrowth.trees():
+            if request in texts:
+                drafts.setdefault(request, {})[position + 2 - len(texts[request].prompt)] = tree
         for request in sorted(texts.keys() & set(requests.tolist())):
             with suppress(MissingDrafts):  # torn: the request is left out on both sides
                 walks[request] = walk(drafts.get(request, {}), texts[request].output)
         done += len(requests)
         if progress:
             progress(done, len(served.requests))
-    if not comparison.answers:
+    if not (comparison.answers or comparison.stages):
         raise UserError(f"{trace.folder}: no draft token was recorded, so there is nothing to compare replay with")
-    return ReplayReport(
-        comparison,
-        acceptance_of_rows(trace.rows("verified", request=list(walks))),
-        walk_acceptance(list(walks.values()), max((texts[request].depth for request in walks), default=0)),
-        len(served.requests),
-        len(served.incomplete),
-    )
+    counts = {"requests": len(served.requests), "incomplete": len(served.incomplete)}
+    if drawn:
+        served_acceptance = acceptance_of_rows(trace.rows("verified"))
+        return ReplayReport(comparison, served_acceptance, None, expected=expected_walk(trace, model), **counts)
+    replayed = walk_acceptance(list(walks.values()), max((texts[request].depth for request in walks), default=0))
+    return ReplayReport(comparison, acceptance_of_rows(trace.rows("verified", request=list(walks))), replayed, **counts)
+
+
+def _drawn(trace: Trace) -> Drawn | None:
+    """The probabilities that drawn drafts had, None where drafts were chosen."""
+    verified = trace.rows("verified")
+    if not drafts_were_drawn(verified):
+        return None
+    columns = (verified[name].tolist() for name in ("request", "round", "node", "q"))
+    q = {(request, round_, node - 1): q for request, round_, node, q in zip(*columns, strict=True) if node}
+    return Drawn({request: text.temperature for request, text in read_texts(trace).items()}, q)
 
 
 def _check_width(trace: Trace, served: Served, model: DraftModel) -> None:
@@ -86,16 +112,3 @@ def _check_width(trace: Trace, served: Served, model: DraftModel) -> None:
             f"{trace.folder}: received features are {found} wide, but this draft's fc takes {wanted}: "
             f"the trace is of another draft"
         )
-
-
-def _collect(
-    drafts: dict[int, dict[int, list[int]]], inputs: DraftInputs, output: DepthOutput, texts: Mapping[int, Text]
-) -> None:
-    """Note the replayed tokens under the round start t that they belong to: the base row p drafts for t = p + 2 - P."""
-    rows, zero = inputs.depths[output.depth], inputs.depths[0]
-    owners = rows.received["request"][rows.answering].tolist()
-    positions = zero.positions[rows.bases[rows.answering]].tolist()
-    for owner, position, token in zip(owners, positions, output.tokens.tolist(), strict=True):
-        if owner in texts:
-            start = position + 2 - len(texts[owner].prompt)
-            drafts.setdefault(owner, {}).setdefault(start, []).append(token)

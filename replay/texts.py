@@ -15,6 +15,7 @@ class Text:
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     depth: int
+    temperature: float = 0.0
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -29,9 +30,10 @@ def read_texts(trace: Trace) -> Mapping[int, Text]:
         rows["prompt_tokens"],
         rows["output_tokens"],
         rows["depth_limit"].tolist(),
+        rows["temperature"].tolist(),
         strict=True,
     )
     return {
-        request: Text(tuple(prompt.tolist()), tuple(output.tolist()), depth)
-        for request, prompt, output, depth in columns
+        request: Text(tuple(prompt.tolist()), tuple(output.tolist()), depth, temperature)
+        for request, prompt, output, depth, temperature in columns
     }

@@ -8,10 +8,11 @@ reaches the end of the output, since what would have come next is not known.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from spectrace.engine.tree import Tree
 from spectrace.tracer.acceptance import Acceptance, acceptance_of
 from spectrace.tracer.errors import UserError
 
-__all__ = ["MissingDrafts", "Walk", "run_length", "walk", "walk_acceptance"]
+__all__ = ["MissingDrafts", "Walk", "walk", "walk_acceptance"]
 
 
 class MissingDrafts(UserError):
@@ -27,16 +28,8 @@ class Walk:
     cut: tuple[bool, ...]
 
 
-def run_length(drafts: Sequence[int], output: Sequence[int], start: int) -> int:
-    """How many drafts of a round that starts at `start` the output confirms, in order."""
-    run = 0
-    while run < len(drafts) and start + run < len(output) and drafts[run] == output[start + run]:
-        run += 1
-    return run
-
-
-def walk(drafts: Mapping[int, Sequence[int]], output: Sequence[int], *, first: int = 1) -> Walk:
-    """Walk one request; `drafts[t]` are the tokens drafted for a round that starts at t.
+def walk(drafts: Mapping[int, Tree], output: Sequence[int], *, first: int = 1) -> Walk:
+    """Walk one request; `drafts[t]` is what was drafted for a round that starts at t.
 
     Raises MissingDrafts when it comes to a place for which there are none: the drafts are of other rounds, or torn.
     """
@@ -47,7 +40,7 @@ def walk(drafts: Mapping[int, Sequence[int]], output: Sequence[int], *, first: i
     while t < len(output):
         if t not in drafts:
             raise MissingDrafts(f"no drafts for a round that starts after {t} output tokens: those rows are not there")
-        run = run_length(drafts[t], output, t)
+        run = drafts[t].run(output[t:])
         starts.append(t)
         runs.append(run)
         cut.append(t + run >= len(output))

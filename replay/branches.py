@@ -1,0 +1,68 @@
+"""A draft over whole texts, ready to branch below any of their rows: nothing in it depends on where rounds began.
+
+Shapes: T rows of the texts, M base rows, N rows of a depth, H draft width, V draft vocabulary.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spectrace.engine.draft import DraftModel
+from spectrace.replay.attend import BranchAttend, PrefixAttend
+from spectrace.replay.features import TextFeatures
+from spectrace.replay.inputs import Int
+
+__all__ = ["Branches"]
+
+
+class Branches:
+    """The texts of a block; their base rows are those that a round may stand below, one for every start t >= 1.
+
+    The base row of start t is position P + t - 2, with P the length of the prompt. `logits` [N, V] are those of the
+    depth reached: first the base rows', in order.
+    """
+
+    def __init__(self, model: DraftModel, block: Sequence[TextFeatures]) -> None:
+        self.model, self.block = model, block
+        weight = next(model.parameters())
+        self.device = weight.device
+        borders = np.cumsum([0, *(len(one.rows) for one in block)])
+        counts = [len(one.rows) - len(one.text.prompt) for one in block]
+        first = [start + len(one.text.prompt) - 1 for start, one in zip(borders.tolist(), block, strict=False)]
+        self.bases: Int = np.concatenate([at + np.arange(count) for at, count in zip(first, counts, strict=True)])
+        self._borders: Int = np.cumsum([0, *counts])
+        tokens = torch.tensor([token for one in block for token in one.text.tokens[1 : len(one.rows) + 1]])
+        positions = torch.tensor([position for one in block for position in range(len(one.rows))])
+        features = torch.cat([one.load() for one in block]).to(self.device, weight.dtype)
+        prefix = PrefixAttend(borders)
+        self._branch = BranchAttend(prefix)
+        hidden, state = model(tokens.to(self.device), model.fuse(features), positions.to(self.device), prefix)
+        index = torch.from_numpy(self.bases).to(self.device)
+        self._state, self._positions = state[index], positions.to(self.device)[index]
+        self._rows, self._depth = self.bases, 0
+        self.logits: Tensor = model.logits(hidden[index])
+
+    def starts(self) -> list[tuple[int, range, slice]]:
+        """Each request, the starts t that its base rows stand for, and where these are among all base rows."""
+        spans = pairwise(self._borders.tolist())
+        return [
+            (one.request, range(1, end - begin + 1), slice(begin, end))
+            for one, (begin, end) in zip(self.block, spans, strict=True)
+        ]
+
+    def descend(self, tokens_Mk: Int, above_Mk: Int) -> None:
+        """One depth on: k rows below every base row, fed these tokens and the states of these rows one depth up."""
+        bases, width = len(self.bases), len(self._rows) // len(self.bases)
+        parents = (np.arange(bases)[:, None] * width + above_Mk).reshape(-1)
+        index = torch.from_numpy(parents).to(self.device)
+        topk = tokens_Mk.shape[1]
+        above = self.bases[parents] if self._depth == 0 else parents
+        self._branch.enter(np.repeat(self.bases, topk), self._borders * topk, above)
+        self._state, self._positions = self._state[index], self._positions[index] + 1
+        tokens = torch.from_numpy(tokens_Mk.reshape(-1)).to(self.device)
+        hidden, self._state = self.model(tokens, self._state, self._positions, self._branch)
+        self._rows, self._depth = parents, self._depth + 1
+        self.logits = self.model.logits(hidden)

@@ -1,0 +1,108 @@
+"""What a draft can be fed for whole texts, read from a trace: true boundaries (`reference`), or what it was delivered.
+
+Shapes: A slots, F target width, P rows of a text.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from spectrace.replay.inputs import packed_keys
+from spectrace.replay.texts import Text
+from spectrace.tracer.errors import UserError
+from spectrace.tracer.rows import Phase
+from spectrace.tracer.rowset import Rows
+from spectrace.tracer.trace import Trace
+
+__all__ = ["TextFeatures", "blocks", "received_features", "reference_features"]
+
+_BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class TextFeatures:
+    """One request's text, and the rows of its features by position from 0."""
+
+    request: int
+    text: Text
+    rows: Rows
+    wiring: tuple[int, ...] | None
+
+    def load(self) -> Tensor:
+        """The features [P, A*F]."""
+        if self.wiring is None:
+            return self.rows.tensor("features")
+        return torch.cat([self.rows.tensor("boundaries", f"b{boundary}") for boundary in self.wiring], dim=-1)
+
+
+def reference_features(trace: Trace, texts: Mapping[int, Text], wiring: Sequence[int]) -> list[TextFeatures]:
+    """True boundaries for every position but the last of each text.
+
+    Raises UserError when the trace has no reference rows, lacks one of the boundaries, or has no whole request.
+    """
+    reference = trace.rows("reference", live=True, rank=0)
+    if not len(reference):
+        raise UserError(f"{trace.folder}: no reference rows in it; record again with --capture {_listed(wiring)}")
+    kept = {int(b) for facts in trace.writers.values() for b in facts.get("capture", ())}
+    if missing := sorted(set(wiring) - kept):
+        raise UserError(
+            f"{trace.folder}: reference holds boundaries {_listed(sorted(kept))}, not {_listed(missing)}; "
+            f"record again with --capture {_listed(sorted(kept | set(wiring)))}"
+        )
+    reference = reference.take(_became_text(reference, trace.rows("verified", accepted=True)))
+    found = _by_request(reference, {request: len(text.tokens) - 1 for request, text in texts.items()})
+    if not found:
+        raise UserError(f"{trace.folder}: no request has reference rows for its whole text; record whole requests")
+    return [TextFeatures(request, texts[request], rows, tuple(wiring)) for request, rows in found]
+
+
+def received_features(trace: Trace, texts: Mapping[int, Text], depth: int) -> list[TextFeatures]:
+    """What the draft was delivered, for every position below which a round of `depth` fits into the text.
+
+    Rows past the last round were never delivered. Raises UserError when no request is whole.
+    """
+    received = trace.rows("received", live=True, depth=0, rank=0)
+    needed = {request: len(text.tokens) - depth - 1 for request, text in texts.items()}
+    found = _by_request(received, {request: count for request, count in needed.items() if count > 0})
+    if not found:
+        raise UserError(f"{trace.folder}: no request has received rows for its whole text; record whole requests")
+    return [TextFeatures(request, texts[request], rows, None) for request, rows in found]
+
+
+def blocks(found: Sequence[TextFeatures]) -> list[list[TextFeatures]]:
+    """Texts in groups of about as many rows, so that memory stays flat."""
+    ends = list(accumulate(len(one.rows) for one in found))
+    groups: dict[int, list[TextFeatures]] = {}
+    for one, end in zip(found, ends, strict=True):
+        groups.setdefault(end // _BLOCK_ROWS, []).append(one)
+    return list(groups.values())
+
+
+def _by_request(rows: Rows, needed: Mapping[int, int]) -> list[tuple[int, Rows]]:
+    """The first `needed` rows of each request, of those that have them all."""
+    found = []
+    for request, count in needed.items():
+        mine = rows.where(request=request)
+        mine = mine.take(np.argsort(mine["position"], kind="stable"))
+        if len(mine) >= count and (mine["position"][:count] == np.arange(count)).all():
+            found.append((request, mine.take(slice(0, count))))
+    return found
+
+
+def _became_text(reference: Rows, accepted: Rows) -> np.ndarray:
+    """Rows of prompts, and rows of a round that its verification accepted (its `source_row`)."""
+
+    def key(rows: Rows, node: str) -> npt.NDArray[np.void]:
+        return packed_keys(np.stack([rows[name].astype(np.int64) for name in ("request", "pass", node)], axis=1))
+
+    in_prompt: np.ndarray = reference["phase"] == Phase.PREFILL
+    return in_prompt | np.isin(key(reference, "node"), key(accepted, "source_row"))
+
+
+def _listed(boundaries: Sequence[int]) -> str:
+    return ",".join(map(str, boundaries))
