@@ -163,12 +163,16 @@ def test_rolled_back_and_finished_rows_do_not_stay(target: TargetModel) -> None:
         ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
         ("mistral", {"sliding_window": 5}),
         ("mistral", {"sliding_window": None}),
+        ("llama", {"sliding_window": 5}),
     ],
 )
 def test_layers_that_slide_are_served_in_any_mixture(
     family: str, changes: dict[str, Any], new_target: NewTarget, load_target: Callable[[Path], Any], tmp_path: Path
 ) -> None:
-    """All or some of them, named in the file or only by the config class, in a multimodal class or not."""
+    """All or some of them, named in the file or only by the config class, in a multimodal class or not.
+
+    A window in the file of a family that knows none (Llama) means nothing.
+    """
     folder = new_target(tmp_path / "target", family, **changes)
     serve_at_random(TargetModel(folder, dtype=torch.float32), load_target(folder), seed=0)
 
