@@ -45,20 +45,25 @@ class Loaded:
 class _Rank:
     """What the actors of both sides have in common: they meet their group before they load."""
 
-    _meeting: socket.socket | None = None
     rank = 0
+    _group: Group | None = None
+    _meeting: socket.socket | None = None
+    _met_at = "", 0
 
     def listen(self) -> tuple[str, int]:
         """Open the meeting; asked of rank 0 alone."""
-        self._meeting = listen(ray.util.get_node_ip_address())
-        host, port = self._meeting.getsockname()
-        return host, port
+        if self._group is None:
+            self._meeting = listen(ray.util.get_node_ip_address())
+            host, port = self._meeting.getsockname()
+            self._met_at = host, port
+        return self._met_at
 
     def _join(self, place: Place) -> Group | None:
         self.rank = place.rank
         if place.device == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers splits a model over GPUs wherever it sees one
-        return join(place, self._meeting)
+        self._group = self._group or join(place, self._meeting)
+        return self._group
 
     def _loaded(self, model: torch.nn.Module, group: Group | None) -> Loaded:
         return Loaded(os.getpid(), ray.get_runtime_context().get_node_id(), sharded(model, group))

@@ -85,20 +85,24 @@ class Deployment:
         answer_secs: float = _ANSWER_SECS,
         patience_secs: float = _PATIENCE_SECS,
     ) -> None:
-        self.target_folder, self.draft_folder, self.dtype, self.threads = target, draft, dtype, threads
-        config = check_target(target)
-        self.layers, self.vocab = int(config["num_hidden_layers"]), int(config["vocab_size"])
-        self.end_tokens = end_tokens(target)
-        self.checkpoint = read_draft(draft) if draft else None
-        check_target_split(target, tp)
-        if self.checkpoint:
-            _check_pair(self.checkpoint, target, config)
-            check_draft_split(self.checkpoint.folder, self.checkpoint.spec, draft_tp)
-        self.tp, self.draft_tp = tp, draft_tp
+        self.tp, self.draft_tp, self.dtype, self.threads = tp, draft_tp, dtype, threads
         self.device, self.placement, self.address = device, _check_placement(placement or {}), address
         self.answer_secs, self.patience_secs = answer_secs, patience_secs
         self.pids: dict[str, int] = {}
         self.nodes: dict[str, str] = {}
+        self._choose(target, draft)
+
+    def _choose(self, target: Path, draft: Path | None) -> None:
+        """Read what the folders hold, and check it, before anything is started."""
+        config = check_target(target)
+        checkpoint = read_draft(draft) if draft else None
+        check_target_split(target, self.tp)
+        if checkpoint:
+            _check_pair(checkpoint, target, config)
+            check_draft_split(checkpoint.folder, checkpoint.spec, self.draft_tp)
+        self.target_folder, self.draft_folder, self.checkpoint = target, draft, checkpoint
+        self.layers, self.vocab = int(config["num_hidden_layers"]), int(config["vocab_size"])
+        self.end_tokens = end_tokens(target)
 
     def __enter__(self) -> "Deployment":
         from spectrace.engine.cluster import ensure_cluster
@@ -125,11 +129,16 @@ class Deployment:
         if self._own_cluster:
             stop_cluster()
 
+    def swap(self, target: Path, draft: Path) -> None:
+        """Have the running ranks load another pair: to start them takes longer. Raises UserError as a new one would."""
+        self._choose(target, draft)
+        self._load()
+
     def _start(self) -> None:
-        """Start every rank and have it load its part; all ranks load at once."""
+        """Start every rank and have it load its part."""
         import ray
 
-        from spectrace.engine.actors import ActorGroup, DraftActor, TargetActor, answers
+        from spectrace.engine.actors import ActorGroup, DraftActor, TargetActor
         from spectrace.engine.cluster import check_resources
 
         roles = {"target": (TargetActor, self.tp), "draft": (DraftActor, self.draft_tp)}
@@ -142,20 +151,22 @@ class Deployment:
             options = {"num_cpus": 0, "num_gpus": own.pop("GPU", 0), "resources": own, "max_restarts": 0}
             self.groups.append(ActorGroup(role, [ray.remote(actor).options(**options).remote() for _ in range(ranks)]))
         self.target, self.draft = self.groups[0], self.groups[1] if self.draft_folder else None
-        loading = self._load(self.target, (self.target_folder,), readers=self.draft_tp)
+        self._load()
+
+    def _load(self) -> None:
+        """All ranks at once."""
+        loading = self._ask_to_load(self.target, (self.target_folder,), readers=self.draft_tp)
         if self.draft:
-            loading |= self._load(self.draft, (self.draft_folder, self.target_folder))
-        self.loaded: dict[str, Loaded] = dict(zip(loading, answers(loading, secs=self.answer_secs), strict=True))
+            loading |= self._ask_to_load(self.draft, (self.draft_folder, self.target_folder))
+        self.loaded: dict[str, Loaded] = dict(zip(loading, self._answers(loading), strict=True))
         self.pids = {name: loaded.pid for name, loaded in self.loaded.items()}
         self.nodes = {name: loaded.node for name, loaded in self.loaded.items()}
 
-    def _load(self, group: "ActorGroup", folders: tuple[Any, ...], **options: Any) -> dict[str, Any]:
+    def _ask_to_load(self, group: "ActorGroup", folders: tuple[Any, ...], **options: Any) -> dict[str, Any]:
         """Ask the ranks of a group to meet and to load; returns references to their answers."""
-        from spectrace.engine.actors import answers
-
         meeting = None
         if len(group) > 1:
-            [meeting] = answers({group.names[0]: group.actors[0].listen.remote()}, secs=self.answer_secs)
+            [meeting] = self._answers({group.names[0]: group.actors[0].listen.remote()})
         threads = self.threads or max(1, (os.cpu_count() or 1) // len(group))
         places = [Place(rank, len(group), self.device, meeting, self.patience_secs) for rank in range(len(group))]
         return group.ask_each(

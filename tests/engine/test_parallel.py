@@ -1,0 +1,227 @@
+"""Tensor parallelism changes no token: targets of five families and both kinds of draft, split over ranks or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from spectrace.engine.checkpoint import build_draft, read_draft
+from spectrace.engine.deployment import Deployment, Serving
+from spectrace.replay.lab import replay_trace
+from spectrace.tracer.errors import RunFailed, UserError
+from spectrace.tracer.rows import Level
+from spectrace.tracer.rowset import Rows
+from spectrace.tracer.trace import Trace
+
+Alone = Callable[..., list[int]]
+Pair = tuple[str, str]
+FAMILIES = ("llama", "qwen3", "deepseek_v3", "kimi_k25", "gemma3_text")
+PAIRS: list[Pair] = [*((family, "gqa") for family in FAMILIES), ("llama", "mla"), ("kimi_k25", "mla")]
+RANKS = [(1, 1), (2, 1), (1, 2), (2, 2)]
+KINDS = {
+    "emitted": ("slots", "logits"),
+    "received": ("features", "state"),
+    "drafted": ("fused", "hidden", "state", "logits"),
+    "reference": ("boundaries",),
+}
+
+
+@pytest.fixture(scope="module")
+def traces() -> dict[tuple[Pair, int, int], Trace]:
+    """What `test_ranks_lose_nothing` has recorded, by pair and number of ranks."""
+    return {}
+
+
+@pytest.fixture(scope="module", params=RANKS, ids=lambda ranks: f"tp{ranks[0]}-draft{ranks[1]}")
+def ranks(
+    request: pytest.FixtureRequest, cluster: None, target_of: Callable[..., Path], draft_of: Callable[..., Path]
+) -> Iterator[Deployment]:
+    """Running ranks, so and so many of target and of draft; tests swap the models that they hold."""
+    tp, draft_tp = request.param
+    pair = target_of("llama"), draft_of("llama", "gqa")
+    with Deployment(*pair, threads=1, tp=tp, draft_tp=draft_tp) as deployment:
+        yield deployment
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_ranks_lose_nothing(
+    pair: Pair,
+    ranks: Deployment,
+    target_of: Callable[..., Path],
+    draft_of: Callable[..., Path],
+    prompts: list[list[int]],
+    limits: tuple[int, ...],
+    alone: Alone,
+    traces: dict[tuple[Pair, int, int], Trace],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Chunked prompts, requests that join and leave; every rank records, and the trace is whole."""
+    ranks.swap(target_of(pair[0]), draft_of(*pair))
+    serving = Serving(
+        depth=3, max_new=limits, concurrency=3, chunk=5, ignore_end=True, capture=(0, 3, 5), level=Level.FULL
+    )
+    folder = tmp_path_factory.mktemp("ranks") / "trace"
+    served = ranks.serve(prompts, serving, trace=folder)
+    assert [request.output for request in served.requests] == [
+        alone(pair[0], prompt, limit) for prompt, limit in zip(prompts, limits, strict=True)
+    ]
+    assert served.losses == () and sum(request.correct_drafts for request in served.requests) > 0
+    trace = traces[pair, ranks.tp, ranks.draft_tp] = Trace.open(folder)
+    assert trace.sealed and trace.verify() == []
+    assert trace.manifest["tensor_parallel"] == {"target": ranks.tp, "draft": ranks.draft_tp}
+    assert set(trace.writers) == {
+        "scheduler-0", *(f"target-{rank}" for rank in range(ranks.tp)), *(f"draft-{rank}" for rank in range(ranks.draft_tp))
+    }  # fmt: skip
+
+
+def sorted_rows(trace: Trace, family: str, rank: int) -> Rows:
+    """A rank's rows in the order of their keys."""
+    rows = trace.rows(family, rank=rank)
+    keys = np.stack([rows[name].astype(np.int64) for name in ("request", "pass", "depth", "node")])
+    return rows.take(np.lexsort(keys[::-1]))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_ranks_have_the_same_hashes_and_rank_0_alone_keeps_tensors(
+    pair: Pair, traces: dict[tuple[Pair, int, int], Trace]
+) -> None:
+    trace = traces[pair, 2, 2]
+    for family, kinds in KINDS.items():
+        first, second = sorted_rows(trace, family, 0), sorted_rows(trace, family, 1)
+        assert len(first) == len(second) > 0
+        for column in ("request", "pass", "depth", "node", "position", "token"):
+            assert np.array_equal(first[column], second[column])
+        hashes = "state_hash" if family == "drafted" else "hashes"
+        assert all(np.array_equal(a, b) for a, b in zip(first[hashes], second[hashes], strict=True))
+        for kind in kinds:
+            assert first.has(kind).any() and not second.has(kind).any()
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_states_of_a_split_target_are_those_of_a_whole_one(
+    pair: Pair, traces: dict[tuple[Pair, int, int], Trace]
+) -> None:
+    """At every recorded boundary; the embedding's are equal, since it is not split."""
+    whole, split = (sorted_rows(traces[pair, tp, 1], "reference", 0) for tp in (1, 2))
+    assert np.array_equal(whole["token"], split["token"]) and len(whole) > 100
+    for boundary, limit in (("b0", 0.0), ("b3", 1e-5), ("b5", 1e-5)):
+        expected, found = (rows.tensor("boundaries", boundary) for rows in (whole, split))
+        assert ((found - expected).abs().amax(-1) / expected.abs().amax(-1)).max() <= limit
+
+
+@pytest.mark.parametrize("pair", [("llama", "gqa"), ("kimi_k25", "mla")], ids="-".join)
+def test_replay_reproduces_what_ranks_have_drafted(
+    pair: Pair,
+    traces: dict[tuple[Pair, int, int], Trace],
+    target_of: Callable[..., Path],
+    draft_of: Callable[..., Path],
+) -> None:
+    """The whole draft in one process, fed from the trace, against the split one."""
+    model = build_draft(read_draft(draft_of(*pair)), target=target_of(pair[0]), dtype=torch.float32)
+    report = replay_trace(traces[pair, 2, 2], model)
+    assert report.comparison.tokens_equal == report.comparison.answers > 100
+    assert report.comparison.max_error is not None and report.comparison.max_error <= 1e-5
+    assert report.requests == 7 and report.incomplete == 0 and report.replayed == report.served
+
+
+def test_what_is_split_is_in_the_manifest(traces: dict[tuple[Pair, int, int], Trace]) -> None:
+    sharded = traces[("kimi_k25", "mla"), 2, 2].manifest["sharded"]
+    assert traces[("kimi_k25", "mla"), 1, 1].manifest["sharded"] == {"target": {}, "draft": {}}
+    assert set(sharded["draft"].values()) == {"Shard(dim=0)", "Shard(dim=1)"}
+    assert {"fc.weight", "head.weight", "attention.q_up.weight", "mlp.down.weight"} <= sharded["draft"].keys()
+    assert not {"attention.q_down.weight", "embedding.weight"} & sharded["draft"].keys()
+    assert any("experts" in name for name in sharded["target"])
+    assert not any("self_attn" in name for name in sharded["target"])
+
+
+def bend(group: Any, rank: int, by: float) -> None:
+    """Change what a rank of the target takes for the embedding of its tokens."""
+    import ray
+
+    def change(actor: Any) -> None:
+        with torch.no_grad():
+            actor.shard.model.model.get_input_embeddings().weight.mul_(1 + by)
+
+    ray.get(group.actors[rank].__ray_call__.remote(change))
+
+
+@pytest.fixture(scope="module")
+def bendable(cluster: None, target_of: Callable[..., Path], draft_of: Callable[..., Path]) -> Iterator[Deployment]:
+    """Two ranks of each, one of which tests spoil."""
+    with Deployment(target_of("llama"), draft_of("llama", "gqa"), threads=1, tp=2, draft_tp=2) as deployment:
+        yield deployment
+
+
+def test_where_ranks_disagree_every_rank_keeps_its_tensors(
+    bendable: Deployment, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """A difference too small for any token to notice is in the hashes; draft rank 1 is fed by target rank 1."""
+    bendable.swap(bendable.target_folder, bendable.draft_folder or Path())
+    bend(bendable.target, 1, 1e-5)
+    serving = Serving(depth=2, max_new=4, ignore_end=True, capture=(0,), level=Level.FULL)
+    bendable.serve(prompts[:2], serving, trace=tmp_path / "trace")
+    trace = Trace.open(tmp_path / "trace")
+    assert trace.sealed and trace.verify() == []
+    for family, kind in (("emitted", "slots"), ("reference", "boundaries"), ("received", "features")):
+        chosen = {"depth": 0} if family == "received" else {}
+        first, second = (trace.rows(family, rank=rank, **chosen) for rank in (0, 1))
+        assert first.has(kind).all() and second.has(kind).all()
+        assert (first["hashes"] != second["hashes"]).any(axis=1).all()
+
+
+def test_ranks_that_decide_differently_are_an_error(bendable: Deployment, prompts: list[list[int]]) -> None:
+    bendable.swap(bendable.target_folder, bendable.draft_folder or Path())
+    bend(bendable.target, 1, -2.0)
+    with pytest.raises(RunFailed, match=r"^ranks 0 and 1 of the target disagree in step \d+ about request \d"):
+        bendable.serve(prompts, Serving(depth=2, max_new=20, ignore_end=True))
+
+
+def test_ranks_that_cannot_share_a_model_are_refused(
+    target_of: Callable[..., Path], draft_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Before anything is started, with what would do."""
+    target, draft = target_of("llama"), draft_of("llama", "gqa")
+    with pytest.raises(UserError, match=r"--tp 4 does not divide num_key_value_heads 2; it can be 1, 2$"):
+        Deployment(target, draft, tp=4)
+    with pytest.raises(UserError, match=r"--draft-tp 3 does not divide num_attention_heads 4, num_key_value_heads 2"):
+        Deployment(target, draft, draft_tp=3)
+    with pytest.raises(UserError, match=r"--draft-tp 8 does not divide num_attention_heads 4; it can be 1, 2, 4$"):
+        Deployment(target_of("kimi_k25"), draft_of("kimi_k25", "mla"), draft_tp=8)
+    fields = {"model_type": "opt", "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(fields), "utf-8")
+    with pytest.raises(UserError, match="transformers has no tensor-parallel plan for opt, so --tp 2 is not possible"):
+        Deployment(tmp_path, None, tp=2)
+
+
+def test_ranks_by_attention_are_no_limit_where_attention_is_not_split(target_of: Callable[..., Path]) -> None:
+    """DeepSeek's plan splits the MLP and the experts alone: 96 and 48 features over 3 ranks, though it has 4 heads."""
+    assert Deployment(target_of("deepseek_v3"), None, tp=3).tp == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 3])
+def test_nine_heads_over_three_ranks(tp: int, cluster: None, tmp_path: Path) -> None:
+    """SmolLM2 has 9 heads and 3 key heads; its draft has as many."""
+    from transformers import AutoModelForCausalLM
+
+    models = Path(__file__).parents[2] / "models" / "smollm2"
+    target = Path.home() / ".cache" / "spectrace" / "SmolLM2-135M-Instruct"
+    if not (target / "model.safetensors").is_file():
+        pytest.skip("the target is made by `make target`")
+    prompts = [[1, 4093, 198, 17, 300, 9, 28], [1, 9690, 198, 2683, 359, 253]]
+    serving = Serving(depth=3, max_new=12, ignore_end=True)
+    with Deployment(target, models / "draft", threads=1, tp=tp, draft_tp=tp) as pair:
+        served = pair.serve(prompts, serving, trace=tmp_path / "trace")
+    model = AutoModelForCausalLM.from_pretrained(target).eval()
+    model.generation_config.eos_token_id = None
+    for prompt, request in zip(prompts, served.requests, strict=True):
+        ids = torch.tensor([prompt])
+        answer = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)
+        assert request.output == answer[0, len(prompt) :].tolist()
+    assert Trace.open(tmp_path / "trace").sealed
