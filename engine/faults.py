@@ -2,7 +2,7 @@
 
 Ids are those of the fault catalogue. Each fault changes what the engine does, and nothing that it says about itself.
 
-Shapes: T rows, A slots, F target width.
+Shapes: T rows, A slots, F target width, R requests, D depths, V draft vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from spectrace.engine.sampling import Sampling
 from spectrace.engine.verify import SampledRule
 from spectrace.tracer.errors import UserError
 
@@ -22,7 +23,8 @@ Boundaries = tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault: which boundaries are captured instead (given L), what becomes of the features on their way, by which
-    rule sampled drafts are accepted, and what their probabilities [R, D, V] arrive as. `variant` tells flavours apart.
+    rule sampled drafts are accepted, and what their probabilities [R, D, V] arrive as. `variant` tells flavours apart;
+    `missing` says what a call lacks that this fault could break.
     """
 
     id: str
@@ -32,11 +34,20 @@ class Fault:
     hand_off: Callable[[Tensor], Tensor] = lambda features_TAF: features_TAF
     rule: Callable[[SampledRule], SampledRule] = lambda rule: rule
     draft_probs: Callable[[Tensor], Tensor] = lambda probs_RDV: probs_RDV
+    missing: Callable[[Sampling], str] = lambda _sampling: ""
 
     @property
     def name(self) -> str:
         """What `--fault` calls it."""
         return f"{self.id}:{self.variant}" if self.variant else self.id
+
+
+def _temperature(sampling: Sampling) -> str:
+    return "" if sampling.temperature else "greedy verification has nothing of it; give --temperature"
+
+
+def _drawn(sampling: Sampling) -> str:
+    return "" if sampling.sampled_drafts else "no draft is drawn; give --temperature and --sample-drafts"
 
 
 FAULTS = {
@@ -49,9 +60,20 @@ FAULTS = {
         Fault("W5", "slots in reverse order", wiring=lambda w, _: w[::-1]),
         Fault("W6", "the first boundary twice", wiring=lambda w, _: (w[0], *w[:-1])),
         Fault("M3", "features zero", hand_off=torch.zeros_like),
-        Fault("S1", "drafts accepted with 0.9 of the right probability", rule=lambda rule: replace(rule, share=0.9)),
-        Fault("S1", "rejection's rest as it is", "residual", rule=lambda rule: replace(rule, renormalise=False)),
-        Fault("S2", "draft probabilities never written", draft_probs=torch.zeros_like),
+        Fault(
+            "S1",
+            "drafts accepted with 0.9 of the right probability",
+            rule=lambda rule: replace(rule, share=0.9),
+            missing=_temperature,
+        ),
+        Fault(
+            "S1",
+            "what rejection leaves is not renormalised",
+            variant="residual",
+            rule=lambda rule: replace(rule, renormalise=False),
+            missing=_temperature,
+        ),
+        Fault("S2", "draft probabilities never written", draft_probs=torch.zeros_like, missing=_drawn),
     )
 }
 

@@ -140,10 +140,12 @@ def _check_boundaries(where: str, boundaries: Sequence[int], layers: int, hint: 
 def _check_faults(serving: Serving, wiring: tuple[int, ...], layers: int) -> None:
     faults = find_faults(serving.faults)
     if faults and not (wiring and serving.depth):
-        raise UserError(f"--fault {faults[0].id}: without a draft nothing is handed over that could be broken")
+        raise UserError(f"--fault {faults[0].name}: without a draft nothing is handed over that could be broken")
     for fault in faults:
+        if missing := fault.missing(serving.sampling):
+            raise UserError(f"--fault {fault.name}: {missing}")
         broken = fault.wiring(wiring, layers)
         if len(broken) != len(wiring):
-            raise UserError(f"--fault {fault.id}: makes {len(broken)} boundaries of {len(wiring)}; use another fault")
-        _check_boundaries(f"--fault {fault.id}", broken, layers)
+            raise UserError(f"--fault {fault.name}: makes {len(broken)} boundaries of {len(wiring)}; use another fault")
+        _check_boundaries(f"--fault {fault.name}", broken, layers)
         wiring = broken

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from spectrace.engine.deployment import Deployment, Serving
+from spectrace.engine.sampling import Sampling
 
 Alone = Callable[..., list[int]]
 PAIRS = [("llama", "gqa"), ("llama", "mla"), ("qwen3", "gqa")]
@@ -142,6 +145,51 @@ def test_settings_belong_to_a_call_and_leave_no_trace_in_the_next(
         others = ask(**changes)
         assert [output for _, output in others] == [output for _, output in first]
     assert ask() == first
+
+
+@pytest.mark.parametrize("sampled_drafts", [False, True], ids=["chosen", "drawn"])
+def test_sampled_answers_follow_the_targets_distribution(
+    sampled_drafts: bool, pair_of: Callable[..., Deployment], hf_model: Callable[[str], Any]
+) -> None:
+    """The third token's marginal, over 3000 answers to one prompt, against every path that leads to it."""
+    prompt, answers, temperature = [5, 60, 7], 3000, 0.6
+    serving = Serving(
+        depth=2, max_new=3, concurrency=300, ignore_end=True, sampling=Sampling(temperature, 11, sampled_drafts)
+    )
+    served = pair_of("llama", "gqa").serve([prompt] * answers, serving)
+    assert sum(request.correct_drafts for request in served.requests) > 100
+    counts = torch.bincount(torch.tensor([request.output[2] for request in served.requests]), minlength=96).double()
+    model = hf_model("llama")
+
+    def after(texts: list[list[int]]) -> torch.Tensor:
+        logits = model(torch.tensor(texts)).logits[:, -1].double()
+        return (logits / temperature).softmax(-1)
+
+    with torch.inference_mode():
+        first = after([prompt])[0]
+        second = (first[:, None] * after([[*prompt, x] for x in range(96)])).reshape(-1)
+        third = second @ after([[*prompt, x, y] for x in range(96) for y in range(96)])
+    expected = third * answers
+    common = expected >= 10
+    seen, wanted = counts[common], expected[common]
+    seen, wanted = torch.cat((seen, counts[~common].sum()[None])), torch.cat((wanted, expected[~common].sum()[None]))
+    statistic = ((seen - wanted) ** 2 / wanted).sum()
+    assert torch.special.gammaincc(torch.tensor((len(seen) - 1) / 2).double(), statistic / 2) > 1e-3
+
+
+def test_the_answers_of_a_seed_do_not_depend_on_how_requests_are_batched(
+    pair_of: Callable[..., Deployment], prompts: list[list[int]]
+) -> None:
+    sampling = Sampling(0.8, seed=3, sampled_drafts=True)
+    serving = Serving(depth=3, max_new=20, ignore_end=True, sampling=sampling)
+    pair = pair_of("llama", "gqa")
+    outputs = [
+        [request.output for request in pair.serve(prompts, replace(serving, concurrency=most, chunk=chunk)).requests]
+        for most, chunk in ((8, None), (2, None))
+    ]
+    assert outputs[0] == outputs[1]
+    reseeded = pair.serve(prompts, replace(serving, sampling=replace(sampling, seed=4)))
+    assert [request.output for request in reseeded.requests] != outputs[0]
 
 
 def test_fifty_requests_one_after_the_other_through_two_places(

@@ -12,6 +12,7 @@ import torch
 
 from spectrace.engine.deployment import Deployment, Serving
 from spectrace.engine.faults import FAULTS, find_faults
+from spectrace.engine.sampling import Sampling
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rows import Level
 from spectrace.tracer.trace import Trace
@@ -25,6 +26,9 @@ CASES: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {
     "W5": {(0, 3, 16): (16, 3, 0), (1, 2): (2, 1)},
     "W6": {(0, 3, 16): (0, 0, 3), (1, 2): (1, 1)},
     "M3": {(0, 3, 16): (0, 3, 16)},
+    "S1": {(0, 3, 16): (0, 3, 16)},
+    "S1:residual": {(0, 3, 16): (0, 3, 16)},
+    "S2": {(0, 3, 16): (0, 3, 16)},
 }
 
 
@@ -36,7 +40,7 @@ def test_every_fault_is_covered_here() -> None:
 def test_a_fault_changes_the_boundaries_as_its_title_says(name: str) -> None:
     for healthy, broken in CASES[name].items():
         assert FAULTS[name].wiring(healthy, LAYERS) == broken
-    assert FAULTS[name].id == name
+    assert FAULTS[name].name == name and name.startswith(FAULTS[name].id)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -58,9 +62,12 @@ def test_a_trace_of_a_fault_holds_the_fault_and_does_not_name_it(
     """Emitted slots are what was captured, received ones what arrived; the manifest says what the engine believes."""
     pair = pair_of("llama", "gqa")
     serving = Serving(max_new=12, concurrency=3, chunk=7, capture=tuple(range(6)), level=Level.FULL, ignore_end=True)
+    if name.startswith("S"):
+        serving = replace(serving, sampling=Sampling(1.0, sampled_drafts=True))
     healthy_run = pair.serve(prompts[2:5], serving, trace=tmp_path / "healthy")
     broken_run = pair.serve(prompts[2:5], replace(serving, faults=(name,)), trace=tmp_path / "broken")
-    assert [r.output for r in broken_run.requests] == [r.output for r in healthy_run.requests]
+    same_answers = [r.output for r in broken_run.requests] == [r.output for r in healthy_run.requests]
+    assert same_answers == (not name.startswith("S"))
     healthy, trace = Trace.open(tmp_path / "healthy"), Trace.open(tmp_path / "broken")
     wiring = FAULTS[name].wiring((0, 2, 4), 5)
     emitted, reference = trace.rows("emitted"), trace.rows("reference")

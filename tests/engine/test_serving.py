@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from spectrace.engine.checkpoint import DraftCheckpoint, read_draft
 from spectrace.engine.deployment import Deployment
+from spectrace.engine.sampling import Sampling
 from spectrace.engine.serving import Serving, check_prompts, resolve_wiring
 from spectrace.tracer.errors import UserError
 
@@ -36,6 +38,19 @@ def draft(new_draft: NewDraft, write_draft: Write, tmp_path: Path) -> DraftCheck
         (Serving(wiring=(0, 2, 3, 4)), "--wiring: 4 boundaries, but fc of .* takes 3"),
         (Serving(capture=(0, 9)), "--capture: boundary 9 does not exist; this target has boundaries 0 to 5"),
         (Serving(faults=("W1", "X1")), "--fault X1: no such fault; known are W1"),
+        (Serving(topk=0), "topk 0 and 4 draft tokens are no tree"),
+        (Serving(draft_tokens=1), "topk 1 and 1 draft tokens are no tree"),
+        (Serving(draft_tokens=5), "5 draft tokens, .*depth 3 and topk 1 give only 3 below the root; .* 4 at most"),
+        (Serving(topk=4), "topk 4 needs --num-draft-tokens"),
+        (Serving(depth=2, topk=4, draft_tokens=22), "give only 20 below the root; give --num-draft-tokens 21 at most"),
+        (Serving(topk=65, draft_tokens=8), "topk 65, but the vocabulary of .* is 64 tokens"),
+        (Serving(sampling=Sampling(-0.5)), "temperature is -0.5"),
+        (Serving(sampling=Sampling(math.nan)), "temperature is nan"),
+        (Serving(sampling=Sampling(1.0, seed=-1)), "seed is -1"),
+        (Serving(sampling=Sampling(0.0, sampled_drafts=True)), "sampled drafts need a temperature above 0"),
+        (Serving(topk=2, draft_tokens=4, sampling=Sampling(1.0, 0, True)), "sampled drafts are chains"),
+        (Serving(faults=("S1:residual",)), "--fault S1:residual: greedy verification has nothing of it"),
+        (Serving(faults=("S2",), sampling=Sampling(1.0)), "--fault S2: no draft is drawn"),
         (Serving(depth=0, faults=("W6",)), "--fault W6: without a draft nothing is handed over"),
         (Serving(wiring=(5, 5, 5), faults=("W3",)), None),
         (Serving(wiring=(0, 0, 0), faults=("W1",)), None),
