@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from spectrace.tracer.ledger import NO_SEGMENT, RECORD_BYTES, Kind, Ledger, Reason, read_ledger
 from spectrace.tracer.manifest import LEDGER, MANIFEST
 from spectrace.tracer.problem import Problem
-from spectrace.tracer.rows import FAMILIES, STREAMS, Stream
+from spectrace.tracer.rows import FAMILIES, FAMILY, STREAMS, Stream
 from spectrace.tracer.segment import segment_name
 
 __all__ = ["SegmentView", "WriterView", "inventory"]
@@ -49,6 +49,19 @@ class WriterView:
     facts: Mapping[str, Any]
     ledger: Ledger
     segments: Mapping[int, SegmentView]
+
+    def rows(self, family: str) -> int:
+        """How many rows of a family it acknowledged."""
+        return sum(
+            view.rows
+            for view in self.segments.values()
+            if view.stream.wide is None and view.stream.family.name == family
+        )
+
+    def losses(self, family: str) -> int:
+        """How many rows of a family it says are missing, for whatever reason."""
+        records = self.ledger.records[self.ledger.records["kind"] == Kind.LOSS]
+        return int(records["rows"][records["detail"] == FAMILIES.index(FAMILY[family]) + 1].sum())
 
 
 def inventory(folder: Path, root_digest: str, problems: list[Problem]) -> WriterView:

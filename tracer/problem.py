@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["Problem"]
 
 # What an interrupted, overloaded or silent recorder leaves behind; every other kind means bytes were changed or lost.
-_INCOMPLETE: Final = frozenset({"torn", "lost", "silent"})
+_INCOMPLETE: Final = frozenset({"torn", "lost", "silent", "behind"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Problem:
 
     Kinds of damage: manifest, seal, ledger, missing, cut, gap, trailing, stray, flipped. Not damage: torn (an
     unsealed tail nobody acknowledged), lost (dropped or failed while recording), silent (a writer's promised family
-    never came).
+    never came), behind (a rank's rows that another rank of its role has).
     """
 
     segment: str

@@ -18,6 +18,7 @@ from spectrace.tracer.inventory import WriterView, inventory
 from spectrace.tracer.ledger import RECORD_BYTES
 from spectrace.tracer.manifest import FORMAT, LEDGER, MANIFEST, SEAL, VERSION, parse_seal, writer_folders
 from spectrace.tracer.problem import Problem
+from spectrace.tracer.rows import FAMILY
 
 __all__ = ["Survey", "survey"]
 
@@ -40,9 +41,31 @@ def survey(folder: Path) -> Survey:
     digest = xxh3_64_hexdigest(data)
     problems: list[Problem] = []
     writers = {path.name: inventory(path, digest, problems) for path in writer_folders(folder)}
+    problems.extend(_behind(writers))
     seal = _seal(folder, digest, writers, problems)
     sealed = seal and all(writer.ledger.sealed for writer in writers.values())
     return Survey(folder, manifest, sealed, writers, tuple(problems))
+
+
+def _behind(writers: Mapping[str, WriterView]) -> Iterator[Problem]:
+    """The ranks of a role record the same rows: one that has fewer of them than another ended before it wrote the rest.
+
+    A family that a rank neither promised nor recorded is not its business.
+    """
+    roles: dict[object, list[WriterView]] = {}
+    for writer in writers.values():
+        roles.setdefault((writer.facts.get("role"), writer.facts.get("incarnation")), []).append(writer)
+    for ranks in roles.values():
+        for family in FAMILY:
+            counts = {writer.name: writer.rows(family) + writer.losses(family) for writer in ranks}
+            first = max(counts, key=lambda name: counts[name])
+            for writer in ranks:
+                missing = counts[first] - counts[writer.name]
+                if missing and (counts[writer.name] or family in (writer.facts.get("expects") or ())):
+                    text = (
+                        f"{writer.name} lacks {missing} {family} rows that {first} has: it ended before it wrote them"
+                    )
+                    yield Problem(f"{writer.name}/{LEDGER}", 0, "behind", missing, text)
 
 
 def _manifest_bytes(folder: Path) -> bytes:

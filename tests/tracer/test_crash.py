@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spectrace.tracer import Trace, seal_trace
+from spectrace.tracer import Keys, Recorder, Trace, create_trace, seal_trace
 from spectrace.tracer.fingerprint import row_hashes
 
 BATCH, NARROW_RECEIVED = 3, 2 << 8
@@ -72,6 +72,26 @@ def test_everything_acknowledged_survives_kill_9(forker: subprocess.Popen[str], 
     expected = (request * 5 + node * 64)[:, None] + np.arange(64)
     assert (features == expected.astype(np.float32)).all()
     assert (row_hashes(features, [64]) == rows["hashes"]).all()
+
+
+def test_a_rank_that_ended_before_another_is_named_with_what_it_lacks(tmp_path: Path) -> None:
+    """Of what it records at all; a writer of another role is no rank of it, and what one left out is accounted for."""
+    folder = create_trace(tmp_path / "t", {})
+    for role, rank, rows in (("draft", 0, 5), ("draft", 1, 3), ("draft", 2, 0), ("draft", 3, 3), ("target", 0, 9)):
+        with Recorder(folder, role=role, rank=rank, facts={"expects": ["received"] if rank == 2 else []}) as recorder:
+            for node in range(rows):
+                keys = Keys(request=0, pass_=node, position=[node])
+                recorder.received(keys, token=[1], features=np.ones((1, 4), np.float32))
+                if rank == 0:
+                    recorder.drafted(keys)
+            recorder.sampled_away("received", 2 if rank == 3 else 0)
+    behind = [problem for problem in Trace.open(folder).verify() if problem.kind == "behind"]
+    assert {(problem.segment, problem.rows_lost) for problem in behind} == {
+        ("draft-1/ledger", 2),
+        ("draft-2/ledger", 5),
+    }
+    assert not any(problem.damage for problem in behind)
+    assert behind[0].message == "draft-1 lacks 2 received rows that draft-0 has: it ended before it wrote them"
 
 
 def test_a_torn_tail_is_named_and_never_handed_out(whole: Path, trace: Path) -> None:
