@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spectrace.engine.sampling import Sampling
 from spectrace.engine.verify import SampledRule
@@ -22,15 +22,16 @@ Boundaries = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: which boundaries are captured instead (given L), what becomes of the features on their way, by which
-    rule sampled drafts are accepted, and what their probabilities [R, D, V] arrive as. `variant` tells flavours apart;
-    `missing` says what a call lacks that this fault could break.
+    """One fault: which boundaries are captured instead (given L), what is taken for them (given the final norm), what
+    becomes of the features on their way, by which rule sampled drafts are accepted, and what their probabilities
+    [R, D, V] arrive as. `variant` tells flavours apart; `missing` says what a call lacks that this fault could break.
     """
 
     id: str
     title: str
     variant: str = ""
     wiring: Callable[[Boundaries, int], Boundaries] = lambda wiring, _layers: wiring
+    capture: Callable[[Tensor, nn.Module], Tensor] = lambda features_TAF, _norm: features_TAF
     hand_off: Callable[[Tensor], Tensor] = lambda features_TAF: features_TAF
     rule: Callable[[SampledRule], SampledRule] = lambda rule: rule
     draft_probs: Callable[[Tensor], Tensor] = lambda probs_RDV: probs_RDV
@@ -50,6 +51,18 @@ def _drawn(sampling: Sampling) -> str:
     return "" if sampling.sampled_drafts else "no draft is drawn; give --temperature and --sample-drafts"
 
 
+def _needs_last(wiring: Boundaries, layers: int) -> Boundaries:
+    if wiring[-1] != layers:
+        raise UserError(f"--fault W7: needs a wiring whose last slot is L, boundary {layers}; this one has {wiring[-1]}")
+    return wiring
+
+
+def _norm_last(features_TAF: Tensor, norm: nn.Module) -> Tensor:
+    """The last slot as it leaves the final norm; not by a call of the module, whose hooks keep what enters it."""
+    width = norm.get_parameter("weight").shape[0]
+    return torch.cat((features_TAF[:, :-width], norm.forward(features_TAF[:, -width:])), dim=-1)
+
+
 FAULTS = {
     fault.name: fault
     for fault in (
@@ -59,6 +72,7 @@ FAULTS = {
         Fault("W4", "the engine's default boundaries", wiring=lambda _, layers: (2, layers // 2, layers - 3)),
         Fault("W5", "slots in reverse order", wiring=lambda w, _: w[::-1]),
         Fault("W6", "the first boundary twice", wiring=lambda w, _: (w[0], *w[:-1])),
+        Fault("W7", "the last slot after the final norm", wiring=_needs_last, capture=_norm_last),
         Fault("M3", "features zero", hand_off=torch.zeros_like),
         Fault(
             "S1",

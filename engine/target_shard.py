@@ -97,6 +97,8 @@ class TargetShard:
         features = None
         if self.serving.mode is not CaptureHiddenMode.NULL:
             features = torch.cat([out.boundaries[boundary] for boundary in self.wiring], dim=-1)
+            for fault in self.faults:
+                features = fault.capture(features, self.model.norm)
         if self.recorder:
             self._record(self.recorder, step, rows, out, targets, features, secs / len(rows))
         if features is None:
