@@ -53,7 +53,7 @@ def _drawn(sampling: Sampling) -> str:
 
 def _needs_last(wiring: Boundaries, layers: int) -> Boundaries:
     if wiring[-1] != layers:
-        raise UserError(f"--fault W7: needs a wiring whose last slot is L, boundary {layers}; this one has {wiring[-1]}")
+        raise UserError(f"--fault W7: needs a wiring whose last slot is L, boundary {layers}; here it is {wiring[-1]}")
     return wiring
 
 

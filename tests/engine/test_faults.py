@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -66,7 +65,7 @@ def test_only_w7_takes_the_last_slot_from_behind_the_final_norm(name: str) -> No
 
 
 def test_w7_is_refused_where_no_slot_holds_the_last_boundary(pair_of: Callable[..., Deployment]) -> None:
-    with pytest.raises(UserError, match="--fault W7: needs a wiring whose last slot is L, boundary 5; this one has 4"):
+    with pytest.raises(UserError, match="--fault W7: needs a wiring whose last slot is L, boundary 5; here it is 4"):
         pair_of("llama", "gqa").check(Serving(faults=("W7",)))
 
 
