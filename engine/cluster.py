@@ -18,6 +18,7 @@ _SETTINGS = {  # read when ray is imported
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # Ray runs workers at nice 15, behind everything else
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^",  # skips every line: what Ray says of dead actors would go to our stdout
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # tracebacks of ranks that failed since another one died
 }
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 _reaper: Reaper | None = None
