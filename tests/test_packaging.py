@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "tracer": ("tracer",),
     "engine": ("engine", "tracer"),
     "replay": (
-        "replay", "engine.attention", "engine.checkpoint", "engine.draft", "engine.rope", "engine.spec", "tracer",
+        "replay", "engine.attention", "engine.checkpoint", "engine.draft", "engine.rope", "engine.spec", "engine.tree",
+        "tracer",
     ),
     "cli": ("cli", "replay", "engine", "tracer"),
 }  # fmt: skip
