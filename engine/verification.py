@@ -68,11 +68,11 @@ class Sampled:
         p_NV = self._softmax(logits_NV)
         q_NV = None if probs is None else _drawn_from(probs, group, p_NV.shape)
         verdict = verify_sampled(group.parents, group.tokens, p_NV, draws_N, q_NV=q_NV, rule=self.rule)
+        tokens = list(own)
         emitted = (*(group.tokens[node] for node in verdict.path[1:]), verdict.bonus)
-        after = list(own)
         for node, token in zip(verdict.path, emitted, strict=True):
-            after[node] = token
-        return Decision(group.request, tuple(after), verdict.path, verdict.bonus, verdict.draws)
+            tokens[node] = token
+        return Decision(group.request, tuple(tokens), verdict.path, verdict.bonus, verdict.draws)
 
     def _softmax(self, logits: Tensor) -> Float:
         return softmax(logits.float().cpu().numpy(), self.sampling.temperature)

@@ -82,12 +82,10 @@ def replay_trace(
             progress(done, len(served.requests))
     if not (comparison.answers or comparison.stages):
         raise UserError(f"{trace.folder}: no draft token was recorded, so there is nothing to compare replay with")
-    counts = {"requests": len(served.requests), "incomplete": len(served.incomplete)}
-    if drawn:
-        served_acceptance = acceptance_of_rows(trace.rows("verified"))
-        return ReplayReport(comparison, served_acceptance, None, expected=expected_walk(trace, model), **counts)
-    replayed = walk_acceptance(list(walks.values()), max((texts[request].depth for request in walks), default=0))
-    return ReplayReport(comparison, acceptance_of_rows(trace.rows("verified", request=list(walks))), replayed, **counts)
+    expected = expected_walk(trace, model) if drawn else None
+    walked = acceptance_of_rows(trace.rows("verified") if drawn else trace.rows("verified", request=list(walks)))
+    replayed = None if drawn else walk_acceptance(list(walks.values()), shape.depth)
+    return ReplayReport(comparison, walked, replayed, len(served.requests), len(served.incomplete), expected)
 
 
 def _drawn(trace: Trace) -> Drawn | None:
