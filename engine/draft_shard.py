@@ -101,14 +101,14 @@ class DraftShard:
         """Extend by what was handed over, then draft a tree for every group that asks for one."""
         self._release(step.released)
         sources = np.concatenate([group.source + np.arange(len(group.tokens)) for group in step.groups])
-        forward, inputs = _extension(step.groups), handed.hidden_states[torch.from_numpy(sources)]
+        forward, inputs = _extension(step.groups), handed.hidden_states[torch.from_numpy(sources)].to(self.device)
         asking = [group for group in step.groups if group.drafts]
         growth = Growth(self.serving.shape, len(asking))
         picker = Picker(self.serving.sampling, self.serving.shape.topk, asking)
         while True:
             result = self._run(forward, inputs)
             below = picker.pick(result.logits)
-            tokens = self.model.to_target(torch.from_numpy(below.ids))
+            tokens = self.model.to_target(self._on_device(below.ids)).cpu()
             if self.recorder:
                 self._record(self.recorder, step.number, forward, inputs, result, below.ids[:, 0], tokens[:, 0])
             places = self.table.append(forward.rows)
@@ -123,20 +123,23 @@ class DraftShard:
             inputs = result.state[torch.from_numpy(rows)]
         self.table.settle(np.empty(0, np.int64))
         trees = [DraftTree(group.request, tree) for group, tree in zip(asking, growth.trees(), strict=True)]
-        return picker.probs(self.model.to_target(torch.arange(self.model.spec.draft_vocab))), trees
+        return picker.probs(self.model.to_target(torch.arange(self.model.spec.draft_vocab, device=self.device))), trees
 
     def _release(self, requests: Sequence[int]) -> None:
         self.table.release(requests)
         kept = self.table.compact()
         if kept is not None:
-            self.cache.keep(torch.from_numpy(kept))
+            self.cache.keep(self._on_device(kept))
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
 
     def _run(self, forward: _Forward, inputs: Tensor) -> _Result:
         """One forward: `inputs` are features [T, A*F] at depth 0, fed-back states [T, H] deeper."""
         rows, started = forward.rows, time.perf_counter()
-        attend = PackedAttend(self.cache, torch.from_numpy(self.table.mask(rows)))
+        attend = PackedAttend(self.cache, self._on_device(self.table.mask(rows)))
         fused = self.model.fuse(inputs) if forward.depth == 0 else inputs
-        hidden, state = self.model(torch.from_numpy(rows.tokens), fused, torch.from_numpy(rows.positions), attend)
+        hidden, state = self.model(self._on_device(rows.tokens), fused, self._on_device(rows.positions), attend)
         logits = self.model.logits(hidden[torch.from_numpy(forward.answering)])
         return _Result(fused, hidden, state, logits, time.perf_counter() - started)
 
