@@ -163,7 +163,7 @@ def test_a_code_comes_through_routed_experts(family: str, model_of: Callable[[st
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_fault_costs_acceptance_of_its_own(family: str) -> None:
+def test_every_fault_costs_what_the_readme_says(family: str) -> None:
     prompts = questions(*[9] * 12)
     lengths = {
         fault: acceptance_length(
@@ -174,6 +174,8 @@ def test_every_fault_costs_acceptance_of_its_own(family: str) -> None:
     assert 2.4 < lengths["healthy"] < 3.2
     assert all(lengths["healthy"] - lengths[fault] > 0.3 for fault in FAULTS[1:])
     assert len({round(length, 2) for length in lengths.values()}) == len(FAULTS)
+    row = " | ".join([family, str(rule_of(family).wiring), *(f"{length:.2f}" for length in lengths.values())])
+    assert f"| {row} |" in (MODELS / "analytic" / "README.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
