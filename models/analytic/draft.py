@@ -50,7 +50,7 @@ def _config(rule: Rule) -> dict[str, Any]:
         "bos_token_id": None, "eos_token_id": list(END_TOKENS), "tie_word_embeddings": False, "torch_dtype": "float32",
     }  # fmt: skip
     if _is_mla(rule):
-        return {**config, **LATENT, "architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "deepseek_v3",
+        return {**config, **LATENT, "architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "kimi_k2",
                 "num_key_value_heads": HEADS}  # fmt: skip
     config |= {"num_key_value_heads": KEY_HEADS, "head_dim": VALUE_WIDTH}
     return {**config, "fc_norm": True} if rule.family == _NORMED_SLOTS else config

@@ -74,7 +74,7 @@ def _config(family: str) -> dict[str, Any]:
         **common, **LATENT, **groups, "num_key_value_heads": HEADS, "first_k_dense_replace": _DENSE_LAYERS,
         "n_routed_experts": 2 * BASE, "num_experts_per_tok": 2, "moe_intermediate_size": _EXPERT_INNER,
         "n_shared_experts": _SHARED_EXPERTS, "norm_topk_prob": True, "routed_scaling_factor": _SCALING,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": 0, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
     }  # fmt: skip
     if family == "deepseek_v3":
         return text
