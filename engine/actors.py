@@ -171,6 +171,8 @@ def answers(asked: Mapping[str, Any], *, secs: float) -> list[Any]:
                 until = min(until, time.monotonic() + _LAST_WORDS_SECS)
     if failures:
         worst = max(failures, key=lambda failure: failure.final)
+        if not worst.final and waiting:  # the others have lost patience with a rank that hangs
+            raise RunFailed(f"the {who[waiting[0]]} does not answer, and {worst.error}") from worst.cause
         raise worst.error from worst.cause
     if waiting:
         raise RunFailed(f"the {who[waiting[0]]} did not answer within {secs:.0f} s; it may hang or be out of memory")

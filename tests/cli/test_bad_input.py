@@ -51,6 +51,12 @@ def _write(path: Path, text: str) -> Path:
         ({"wiring": "0,two,4"}, "--wiring '0,two,4': expected boundaries separated by commas"),
         ({"capture": "0,9"}, "--capture: boundary 9 does not exist"),
         ({"fault": "Z9"}, "--fault Z9: no such fault; known are W1"),
+        ({"tp": "3"}, "--tp 3 does not divide num_attention_heads 4, num_key_value_heads 2; it can be 1, 2"),
+        (
+            {"draft-tp": "3"},
+            "--draft-tp 3 does not divide num_attention_heads 4, num_key_value_heads 2; it can be 1, 2",
+        ),
+        ({"place": "draft:small"}, "--place 'draft:small': expected target=RESOURCE or draft=RESOURCE"),
     ],
 )
 def test_run_refuses_in_one_line(run: Say, tmp_path: Path, changes: dict[str, object], says: str) -> None:

@@ -97,6 +97,22 @@ def test_a_killed_rank_is_an_error_within_seconds(
     check_readable(tmp_path / "trace")
 
 
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_when_the_others_lose_patience(
+    cluster: None, target_of: Callable[..., Path], draft_of: Callable[..., Path]
+) -> None:
+    """Long before the driver would; and it is ended like all others."""
+    pair = target_of("llama"), draft_of("llama", "gqa")
+    with Deployment(*pair, threads=1, draft_tp=2, patience_secs=3, answer_secs=60) as deployment:
+        deployment.serve([[1, 2, 3]], Serving(max_new=4, ignore_end=True))
+        started = time.monotonic()
+        threading.Timer(1.0, os.kill, (deployment.pids["draft rank 1"], signal.SIGSTOP)).start()
+        with pytest.raises(RunFailed, match=r"^the draft rank 1 does not answer, and the draft rank 0 failed: "):
+            deployment.serve([[1, 2, 3]], ENDLESS)
+        assert time.monotonic() - started < 40
+    assert left_of(deployment.pids.values(), secs=10) == []
+
+
 DRIVER = """
 import json, os, sys
 from pathlib import Path

@@ -13,6 +13,7 @@ import torch
 
 from spectrace.engine.checkpoint import build_draft, read_draft
 from spectrace.engine.deployment import Deployment, Serving
+from spectrace.engine.sampling import Sampling
 from spectrace.replay.lab import replay_trace
 from spectrace.tracer.errors import RunFailed, UserError
 from spectrace.tracer.rows import Level
@@ -36,6 +37,12 @@ KINDS = {
 def traces() -> dict[tuple[Pair, int, int], Trace]:
     """What `test_ranks_lose_nothing` has recorded, by pair and number of ranks."""
     return {}
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[list[list[int]]]:
+    """The drawn answers of every number of ranks so far."""
+    return []
 
 
 @pytest.fixture(scope="module", params=RANKS, ids=lambda ranks: f"tp{ranks[0]}-draft{ranks[1]}")
@@ -77,6 +84,33 @@ def test_ranks_lose_nothing(
     assert trace.manifest["tensor_parallel"] == {"target": ranks.tp, "draft": ranks.draft_tp}
     writers = [f"target-{rank}" for rank in range(ranks.tp)] + [f"draft-{rank}" for rank in range(ranks.draft_tp)]
     assert set(trace.writers) == {*writers, "scheduler-0"}
+
+
+def test_drawn_texts_and_trees_do_not_depend_on_the_number_of_ranks(
+    ranks: Deployment,
+    target_of: Callable[..., Path],
+    draft_of: Callable[..., Path],
+    prompts: list[list[int]],
+    alone: Alone,
+    drawn: list[list[list[int]]],
+) -> None:
+    """Every draw is keyed, and what drafts were drawn from goes to all ranks of the target."""
+    ranks.swap(target_of("llama"), draft_of("llama", "gqa"))
+    sampling = Sampling(temperature=0.7, seed=5, sampled_drafts=True)
+    served = ranks.serve(prompts[:4], Serving(depth=3, max_new=20, ignore_end=True, sampling=sampling))
+    drawn.append([request.output for request in served.requests])
+    assert drawn[-1] == drawn[0] and sum(request.correct_drafts for request in served.requests) > 0
+    served = ranks.serve(prompts[:4], Serving(depth=3, topk=2, draft_tokens=6, max_new=20, ignore_end=True))
+    assert [request.output for request in served.requests] == [alone("llama", prompt, 20) for prompt in prompts[:4]]
+
+
+@pytest.mark.parametrize("ranks", [(1, 1)], indirect=True, ids=["tp1-draft1"])
+def test_a_rank_alone_has_no_torch_world(ranks: Deployment) -> None:
+    import ray
+
+    actors = [actor for group in ranks.groups for actor in group.actors]
+    loaded = [actor.__ray_call__.remote(lambda _: torch.distributed.is_initialized()) for actor in actors]
+    assert ray.get(loaded) == [False, False]
 
 
 def sorted_rows(trace: Trace, family: str, rank: int) -> Rows:
