@@ -25,8 +25,8 @@ __all__ = ["DraftCheckpoint", "LoadReport", "build_draft", "default_wiring", "re
 # Fields that say nothing about what is computed here.
 _DESCRIPTIVE = frozenset({
     "architectures", "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "initializer_range",
-    "max_position_embeddings", "model_type", "pad_token_id", "pretraining_tp", "tie_word_embeddings", "torch_dtype",
-    "transformers_version", "use_cache",
+    "max_position_embeddings", "model_type", "num_key_value_heads", "pad_token_id", "pretraining_tp",
+    "tie_word_embeddings", "torch_dtype", "transformers_version", "use_cache",
 })  # fmt: skip
 # Names on disk, multimodal classes included. A table is shared as it is stored: the sqrt(width) that Gemma's embedding
 # multiplies it by is no weight, so a draft that was trained on scaled embeddings does not get what it was trained on.
