@@ -1,5 +1,6 @@
 """`spectrace run`: serve prompts on the reference deployment and record what crossed the boundary."""
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,13 +28,14 @@ def parse_capture(
 def parse_placement(
     _ctx: click.Context, option: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, dict[str, float]]:
-    """What each rank of a role takes, by role: `target=big` is one of the resource big."""
+    """What each rank of a role takes, by role: `target=big` is one of the resource big, `target=GPU:0.5` half a GPU."""
     placement: dict[str, dict[str, float]] = {}
     for value in values:
-        role, _, resource = value.partition("=")
-        if role not in ("target", "draft") or not resource:
-            raise UserError(f"{option.opts[0]} {value!r}: expected target=RESOURCE or draft=RESOURCE")
-        placement.setdefault(role, {})[resource] = 1.0
+        found = re.fullmatch(r"(target|draft)=([^=:]+)(?::(\d+(?:\.\d+)?))?", value)
+        if not found:
+            raise UserError(f"{option.opts[0]} {value!r}: expected target=RESOURCE or draft=RESOURCE:COUNT, say")
+        role, resource, count = found.groups()
+        placement.setdefault(role, {})[resource] = float(count or 1)
     return placement
 
 
@@ -72,8 +74,8 @@ def parse_placement(
     "placement",
     multiple=True,
     callback=parse_placement,
-    metavar="ROLE=RESOURCE",
-    help="Each rank of target or draft takes one of a Ray resource, and so runs where nodes have it.",
+    metavar="ROLE=RESOURCE[:COUNT]",
+    help="Each rank of target or draft takes so much (1) of a Ray resource, and so runs where nodes have it.",
 )
 @click.option("--fault", "faults", multiple=True, help="Break something on purpose: an id of the fault catalogue.")
 @as_json_option

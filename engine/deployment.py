@@ -144,7 +144,7 @@ class Deployment:
         roles = {"target": (TargetActor, self.tp), "draft": (DraftActor, self.draft_tp)}
         if not self.draft_folder:
             del roles["draft"]
-        taken = {role: {**self.placement.get(role, {}), **_gpu(self.device)} for role in roles}
+        taken = {role: {**_gpu(self.device), **self.placement.get(role, {})} for role in roles}
         check_resources(_summed((taken[role], ranks) for role, (_, ranks) in roles.items()))
         for role, (actor, ranks) in roles.items():
             own = dict(taken[role])
@@ -273,7 +273,7 @@ class Deployment:
 
 
 def _gpu(device: str) -> Resources:
-    """What each rank takes besides its placement."""
+    """What each rank takes unless its placement says otherwise: half a GPU each lets a pair share one."""
     return {"GPU": 1} if device == "cuda" else {}
 
 

@@ -56,7 +56,7 @@ def _write(path: Path, text: str) -> Path:
             {"draft-tp": "3"},
             "--draft-tp 3 does not divide num_attention_heads 4, num_key_value_heads 2; it can be 1, 2",
         ),
-        ({"place": "draft:small"}, "--place 'draft:small': expected target=RESOURCE or draft=RESOURCE"),
+        ({"place": "draft:small"}, "--place 'draft:small': expected target=RESOURCE or draft=RESOURCE:COUNT"),
     ],
 )
 def test_run_refuses_in_one_line(run: Say, tmp_path: Path, changes: dict[str, object], says: str) -> None:

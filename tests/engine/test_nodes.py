@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from spectrace.cli.run import run
 from spectrace.engine.cluster import connect_cluster
 from spectrace.engine.deployment import Deployment
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.trace import Trace
 
 ALLOWED = {"Decision", "DraftTree", "Loaded", "NoneType", "ObjectRef", "Tree", "dict", "int", "list", "str", "tuple"}
+
+REQUIRED = ("--target", "t", "--prompts", "p", "--out", "o")
 
 
 @pytest.mark.slow
@@ -45,6 +48,13 @@ def test_target_and_draft_run_on_the_nodes_of_choice(
 def test_a_role_that_does_not_exist_is_placed_nowhere(target_of: Callable[..., Path]) -> None:
     with pytest.raises(UserError, match="placement of drafts: there is no such role; place target and draft"):
         Deployment(target_of("llama"), None, placement={"drafts": {"big": 1}})
+
+
+@pytest.mark.parametrize(
+    ("value", "means"), [("target=big", {"target": {"big": 1.0}}), ("draft=GPU:0.5", {"draft": {"GPU": 0.5}})]
+)
+def test_a_placement_on_the_command_line(value: str, means: object) -> None:
+    assert run.make_context("run", [*REQUIRED, "--place", value]).params["placement"] == means
 
 
 def test_gpus_that_are_not_there_are_an_error_and_not_a_wait(cluster: None, target_of: Callable[..., Path]) -> None:
