@@ -142,7 +142,7 @@ def test_a_killed_driver_leaves_no_process(
         time.sleep(random.Random(moment).uniform(0, 1))
         every = {*started, *descendants(driver.pid)}
         os.kill(driver.pid, signal.SIGKILL)
-    killed = time.monotonic()
+        killed = time.monotonic()
     assert len(every) > tp + draft_tp + 4
     left = left_of(every, secs=30)
     print(f"driver killed: no process left {time.monotonic() - killed:.2f} s later")
