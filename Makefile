@@ -6,15 +6,16 @@ VENV_LOWER := .venv-lower
 VENV_VLLM ?= .venv-vllm
 
 PACKAGES := tracer engine replay cli
-UNATTENDED := not gpu and not vllm and not sglang
+UNATTENDED := not gpu and not vllm and not sglang and not matrix
 
-.PHONY: help setup target demo test check bench test-lower test-install-vllm clean
+.PHONY: help setup target demo test test-matrix check bench test-lower test-install-vllm clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo               a real model served rightly and wrongly, recorded, replayed, the fix foretold"
 	@echo "make test               the core test suite, after make check"
 	@echo "make check              ruff and mypy --strict"
+	@echo "make test-matrix        every family on every number of ranks in every shape of draft; ten minutes"
 	@echo "make bench              how fast replay is, as ratios measured in one run"
 	@echo "make test-lower         the tests at the lower bounds that pyproject.toml states, in $(VENV_LOWER)"
 	@echo "make test-install-vllm  installing spectrace beside vLLM changes no package there; in VENV_VLLM=$(VENV_VLLM)"
@@ -49,6 +50,9 @@ check: setup
 	@for package in $(PACKAGES); do ln -sfn ../../../$$package build/mypy/spectrace/$$package; done
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
+
+test-matrix: setup
+	$(VENV)/bin/pytest -m matrix
 
 # First the base as a serving image would have it, then everything with the extras lowered: see tests/lower_bounds.py.
 test-lower:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from spectrace.engine.checkpoint import build_draft, read_draft
-from spectrace.engine.deployment import Deployment, Serving
+from spectrace.engine.deployment import Deployment, Served, Serving
 from spectrace.engine.sampling import Sampling
 from spectrace.replay.lab import replay_trace
 from spectrace.tracer.errors import RunFailed, UserError
@@ -22,6 +23,7 @@ from spectrace.tracer.trace import Trace
 
 Alone = Callable[..., list[int]]
 Pair = tuple[str, str]
+Recorded = Callable[[Pair, int, int], tuple[Trace, Served]]
 FAMILIES = ("llama", "qwen3", "deepseek_v3", "kimi_k25", "gemma3_text")
 PAIRS: list[Pair] = [*((family, "gqa") for family in FAMILIES), ("llama", "mla"), ("kimi_k25", "mla")]
 RANKS = [(1, 1), (2, 1), (1, 2), (2, 2)]
@@ -33,82 +35,98 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def traces() -> dict[tuple[Pair, int, int], Trace]:
-    """What `test_ranks_lose_nothing` has recorded, by pair and number of ranks."""
-    return {}
+class Lab:
+    """Pairs on so and so many ranks, one deployment running at a time, and what each has recorded, once."""
+
+    def __init__(self, target_of: Callable[..., Path], draft_of: Callable[..., Path], folder: Path) -> None:
+        self.target_of, self.draft_of, self.folder = target_of, draft_of, folder
+        self.running = ExitStack()
+        self.ranks: tuple[int, int] | None = None
+        self.traces: dict[tuple[Pair, int, int], tuple[Trace, Served]] = {}
+
+    def deployment(self, pair: Pair, tp: int, draft_tp: int) -> Deployment:
+        folders = self.target_of(pair[0]), self.draft_of(*pair)
+        if self.ranks != (tp, draft_tp):
+            self.running.close()
+            self.now = self.running.enter_context(Deployment(*folders, threads=1, tp=tp, draft_tp=draft_tp))
+            self.ranks = tp, draft_tp
+        elif self.now.target_folder != folders[0] or self.now.draft_folder != folders[1]:
+            self.now.swap(*folders)
+        return self.now
+
+    def recorded(
+        self, pair: Pair, tp: int, draft_tp: int, prompts: list[list[int]], limits: tuple[int, ...]
+    ) -> tuple[Trace, Served]:
+        """Chunked prompts, requests that join and leave; every rank records."""
+        key = pair, tp, draft_tp
+        if key not in self.traces:
+            serving = Serving(
+                depth=3, max_new=limits, concurrency=3, chunk=5, ignore_end=True, capture=(0, 3, 5), level=Level.FULL
+            )
+            folder = self.folder / str(len(self.traces))
+            served = self.deployment(*key).serve(prompts, serving, trace=folder)
+            self.traces[key] = Trace.open(folder), served
+        return self.traces[key]
 
 
 @pytest.fixture(scope="module")
-def drawn() -> list[list[list[int]]]:
-    """The drawn answers of every number of ranks so far."""
-    return []
+def lab(
+    cluster: None,
+    target_of: Callable[..., Path],
+    draft_of: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Lab]:
+    found = Lab(target_of, draft_of, tmp_path_factory.mktemp("ranks"))
+    with found.running:
+        yield found
 
 
-@pytest.fixture(scope="module", params=RANKS, ids=lambda ranks: f"tp{ranks[0]}-draft{ranks[1]}")
-def ranks(
-    request: pytest.FixtureRequest, cluster: None, target_of: Callable[..., Path], draft_of: Callable[..., Path]
-) -> Iterator[Deployment]:
-    """Running ranks, so and so many of target and of draft; tests swap the models that they hold."""
-    tp, draft_tp = request.param
-    pair = target_of("llama"), draft_of("llama", "gqa")
-    with Deployment(*pair, threads=1, tp=tp, draft_tp=draft_tp) as deployment:
-        yield deployment
+@pytest.fixture(scope="module")
+def recorded(lab: Lab, prompts: list[list[int]], limits: tuple[int, ...]) -> Recorded:
+    """`recorded(pair, tp, draft_tp)`: a trace, and what was served."""
+    return lambda pair, tp, draft_tp: lab.recorded(pair, tp, draft_tp, prompts, limits)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize("ranks", RANKS, ids=str)
 def test_ranks_lose_nothing(
     pair: Pair,
-    ranks: Deployment,
-    target_of: Callable[..., Path],
-    draft_of: Callable[..., Path],
+    ranks: tuple[int, int],
+    recorded: Recorded,
     prompts: list[list[int]],
     limits: tuple[int, ...],
     alone: Alone,
-    traces: dict[tuple[Pair, int, int], Trace],
-    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Chunked prompts, requests that join and leave; every rank records, and the trace is whole."""
-    ranks.swap(target_of(pair[0]), draft_of(*pair))
-    serving = Serving(
-        depth=3, max_new=limits, concurrency=3, chunk=5, ignore_end=True, capture=(0, 3, 5), level=Level.FULL
-    )
-    folder = tmp_path_factory.mktemp("ranks") / "trace"
-    served = ranks.serve(prompts, serving, trace=folder)
+    trace, served = recorded(pair, *ranks)
     assert [request.output for request in served.requests] == [
         alone(pair[0], prompt, limit) for prompt, limit in zip(prompts, limits, strict=True)
     ]
     assert served.losses == () and sum(request.correct_drafts for request in served.requests) > 0
-    trace = traces[pair, ranks.tp, ranks.draft_tp] = Trace.open(folder)
     assert trace.sealed and trace.verify() == []
-    assert trace.manifest["tensor_parallel"] == {"target": ranks.tp, "draft": ranks.draft_tp}
-    writers = [f"target-{rank}" for rank in range(ranks.tp)] + [f"draft-{rank}" for rank in range(ranks.draft_tp)]
+    assert trace.manifest["tensor_parallel"] == {"target": ranks[0], "draft": ranks[1]}
+    writers = [f"target-{rank}" for rank in range(ranks[0])] + [f"draft-{rank}" for rank in range(ranks[1])]
     assert set(trace.writers) == {*writers, "scheduler-0"}
 
 
+@pytest.mark.parametrize("ranks", RANKS[1:], ids=str)
 def test_drawn_texts_and_trees_do_not_depend_on_the_number_of_ranks(
-    ranks: Deployment,
-    target_of: Callable[..., Path],
-    draft_of: Callable[..., Path],
-    prompts: list[list[int]],
-    alone: Alone,
-    drawn: list[list[list[int]]],
+    ranks: tuple[int, int], lab: Lab, pair_of: Callable[..., Deployment], prompts: list[list[int]], alone: Alone
 ) -> None:
     """Every draw is keyed, and what drafts were drawn from goes to all ranks of the target."""
-    ranks.swap(target_of("llama"), draft_of("llama", "gqa"))
     sampling = Sampling(temperature=0.7, seed=5, sampled_drafts=True)
-    served = ranks.serve(prompts[:4], Serving(depth=3, max_new=20, ignore_end=True, sampling=sampling))
-    drawn.append([request.output for request in served.requests])
-    assert drawn[-1] == drawn[0] and sum(request.correct_drafts for request in served.requests) > 0
-    served = ranks.serve(prompts[:4], Serving(depth=3, topk=2, draft_tokens=6, max_new=20, ignore_end=True))
+    drawn = Serving(depth=3, max_new=20, ignore_end=True, sampling=sampling)
+    split = lab.deployment(("llama", "gqa"), *ranks)
+    served, expected = (pair.serve(prompts[:4], drawn) for pair in (split, pair_of("llama", "gqa")))
+    assert [request.output for request in served.requests] == [request.output for request in expected.requests]
+    assert sum(request.correct_drafts for request in served.requests) > 0
+    served = split.serve(prompts[:4], Serving(depth=3, topk=2, draft_tokens=6, max_new=20, ignore_end=True))
     assert [request.output for request in served.requests] == [alone("llama", prompt, 20) for prompt in prompts[:4]]
 
 
-@pytest.mark.parametrize("ranks", [(1, 1)], indirect=True, ids=["tp1-draft1"])
-def test_a_rank_alone_has_no_torch_world(ranks: Deployment) -> None:
+def test_a_rank_alone_has_no_torch_world(pair_of: Callable[..., Deployment]) -> None:
     import ray
 
-    actors = [actor for group in ranks.groups for actor in group.actors]
+    actors = [actor for group in pair_of("llama", "gqa").groups for actor in group.actors]
     loaded = [actor.__ray_call__.remote(lambda _: torch.distributed.is_initialized()) for actor in actors]
     assert ray.get(loaded) == [False, False]
 
@@ -121,10 +139,8 @@ def sorted_rows(trace: Trace, family: str, rank: int) -> Rows:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_ranks_have_the_same_hashes_and_rank_0_alone_keeps_tensors(
-    pair: Pair, traces: dict[tuple[Pair, int, int], Trace]
-) -> None:
-    trace = traces[pair, 2, 2]
+def test_ranks_have_the_same_hashes_and_rank_0_alone_keeps_tensors(pair: Pair, recorded: Recorded) -> None:
+    trace, _ = recorded(pair, 2, 2)
     for family, kinds in KINDS.items():
         first, second = sorted_rows(trace, family, 0), sorted_rows(trace, family, 1)
         assert len(first) == len(second) > 0
@@ -137,11 +153,9 @@ def test_ranks_have_the_same_hashes_and_rank_0_alone_keeps_tensors(
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_states_of_a_split_target_are_those_of_a_whole_one(
-    pair: Pair, traces: dict[tuple[Pair, int, int], Trace]
-) -> None:
+def test_states_of_a_split_target_are_those_of_a_whole_one(pair: Pair, recorded: Recorded) -> None:
     """At every recorded boundary; an embedding's are equal, since a split table adds nothing but zeros."""
-    whole, split = (sorted_rows(traces[pair, tp, 1], "reference", 0) for tp in (1, 2))
+    whole, split = (sorted_rows(recorded(pair, tp, 1)[0], "reference", 0) for tp in (1, 2))
     assert np.array_equal(whole["token"], split["token"]) and len(whole) > 100
     for boundary, limit in (("b0", 0.0), ("b3", 1e-5), ("b5", 1e-5)):
         expected, found = (rows.tensor("boundaries", boundary) for rows in (whole, split))
@@ -151,21 +165,21 @@ def test_states_of_a_split_target_are_those_of_a_whole_one(
 @pytest.mark.parametrize("pair", [("llama", "gqa"), ("kimi_k25", "mla")], ids="-".join)
 def test_replay_reproduces_what_ranks_have_drafted(
     pair: Pair,
-    traces: dict[tuple[Pair, int, int], Trace],
+    recorded: Recorded,
     target_of: Callable[..., Path],
     draft_of: Callable[..., Path],
 ) -> None:
     """The whole draft in one process, fed from the trace, against the split one."""
     model = build_draft(read_draft(draft_of(*pair)), target=target_of(pair[0]), dtype=torch.float32)
-    report = replay_trace(traces[pair, 2, 2], model)
+    report = replay_trace(recorded(pair, 2, 2)[0], model)
     assert report.comparison.tokens_equal == report.comparison.answers > 100
     assert report.comparison.max_error is not None and report.comparison.max_error <= 1e-5
     assert report.requests == 8 and report.incomplete == 0 and report.replayed == report.served
 
 
-def test_what_is_split_is_in_the_manifest(traces: dict[tuple[Pair, int, int], Trace]) -> None:
-    sharded = traces[("kimi_k25", "mla"), 2, 2].manifest["sharded"]
-    assert traces[("kimi_k25", "mla"), 1, 1].manifest["sharded"] == {"target": {}, "draft": {}}
+def test_what_is_split_is_in_the_manifest(recorded: Recorded) -> None:
+    sharded = recorded(("kimi_k25", "mla"), 2, 2)[0].manifest["sharded"]
+    assert recorded(("kimi_k25", "mla"), 1, 1)[0].manifest["sharded"] == {"target": {}, "draft": {}}
     assert set(sharded["draft"].values()) == {"Shard(dim=0)", "Shard(dim=1)"}
     assert {"fc.weight", "head.weight", "attention.q_up.weight", "mlp.down.weight"} <= sharded["draft"].keys()
     assert not {"attention.q_down.weight", "embedding.weight"} & sharded["draft"].keys()
