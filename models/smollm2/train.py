@@ -1,13 +1,11 @@
-"""Train the EAGLE-3 draft of SmolLM2-135M-Instruct on boundaries (0, 3, 16), with training-time test.
+"""Train the EAGLE-3 draft of SmolLM2-135M-Instruct on boundaries (0, 3, 16), with training-time test (models/ttt.py).
 
-Step d of base row p reads the state that step d-1 fed back, the true token p+1+d and RoPE position p+d; it sees the
-step-0 rows up to p and its own branch, and is taught the target's distribution for token p+2+d over the kept
-vocabulary (arXiv 2503.01840, section 3.2). Resumes from its own checkpoint; the log is one JSON object a line.
+Resumes from its own checkpoint; the log is one JSON object a line.
 """
 
 import hashlib
 import json
-import math
+import sys
 import time
 from itertools import count, islice, pairwise
 from pathlib import Path
@@ -21,6 +19,10 @@ from target import CACHE, ensure_target
 from torch import Tensor
 from torch.nn import functional as F
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import ttt
+
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.spec import DraftSpec, GqaSpec, RopeSpec
 
@@ -28,7 +30,6 @@ HERE = Path(__file__).parent
 WIRING = (0, 3, 16)
 KEPT = 8192
 TEST_STEPS = 3
-STEP_DECAY = 0.8
 WALK_DEPTH = 3
 HELD_OUT_SHARE = 24
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, MLP_WIDTH, VOCAB = 576, 9, 3, 64, 2048, 49152
@@ -47,35 +48,6 @@ def measuring_prompts() -> set[str]:
     """Texts of the prompts used for measuring, which no training answer may have."""
     lines = [line for path in (HERE / "prompts").glob("*.jsonl") for line in path.read_text("utf-8").splitlines()]
     return {json.loads(line)["text"] for line in lines}
-
-
-def shifted(x_BT: Tensor, by: int) -> Tensor:
-    """x moved left along the row, zeros coming in at the end."""
-    return F.pad(x_BT[:, by:], (0, by))
-
-
-class UnrolledAttend:
-    """Training-time test: step 0 is causal; step d sees step 0 up to its base row and steps 1..d of its own branch."""
-
-    def __init__(self, batch: int, length: int) -> None:
-        self.shape = (batch, length)
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        self.causal = torch.ones(length, length, dtype=torch.bool).tril()
-
-    def __call__(self, q_TND: Tensor, k_TMD: Tensor, v_TME: Tensor, *, scale: float) -> Tensor:
-        share = q_TND.shape[1] // k_TMD.shape[1]
-        q, k, v = (x.unflatten(0, self.shape).transpose(1, 2) for x in (q_TND, k_TMD, v_TME))
-        self.keys.append(k.repeat_interleave(share, 1))
-        self.values.append(v.repeat_interleave(share, 1))
-        past = (q @ self.keys[0].transpose(-1, -2)).float().masked_fill(~self.causal, -torch.inf)
-        branch = [(q * key).sum(-1, keepdim=True).float() for key in self.keys[1:]]
-        weights = (torch.cat([past, *branch], -1) * scale).softmax(-1).to(v.dtype)
-        length = self.shape[1]
-        mixed = weights[..., :length] @ self.values[0]
-        for depth, value in enumerate(self.values[1:]):
-            mixed = mixed + weights[..., length + depth : length + depth + 1] * value
-        return mixed.transpose(1, 2).flatten(0, 1)
 
 
 class Part:
@@ -149,7 +121,6 @@ class Trainer:
         frequent = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:KEPT]).copy())
         self.kept = frequent if kept is None else kept
         self.coverage = float(counts[self.kept.numpy()].sum() / counts.sum())
-        self.is_kept = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, self.kept, True)
         self.kept_head = self.embedding[self.kept].to(torch.bfloat16)
         self.full_head = self.embedding.to(torch.bfloat16)
         self.draft = DraftModel(SPEC)
@@ -172,39 +143,11 @@ class Trainer:
         slots = {0: F.embedding(tokens, self.embedding), 3: features["b3"], 16: features["b16"]}
         return torch.cat([slots[boundary].float() for boundary in WIRING], -1).flatten(0, 1)
 
-    def unroll(
-        self, tokens: Tensor, features: dict[str, Tensor], steps: int, *, own_tokens: bool = False
-    ) -> list[Tensor]:
-        """What the head reads, [B*T, H], at every step; deeper tokens are the true ones, or the draft's own choices."""
-        batch, length = tokens.shape
-        attend = UnrolledAttend(batch, length)
-        state = self.draft.fuse(self.inputs(tokens, features))
-        positions = torch.arange(length).repeat(batch)
-        outputs: list[Tensor] = []
-        for step in range(steps):
-            fed = self.choices(outputs[-1]) if step and own_tokens else shifted(tokens, 1 + step).flatten()
-            hidden, state = self.draft(fed, state, positions + step, attend)
-            outputs.append(hidden)
-        return outputs
-
-    def choices(self, hidden: Tensor) -> Tensor:
-        """The draft's greedy tokens, as target ids."""
-        return self.draft.to_target(self.draft.logits(hidden).argmax(-1))
-
     def loss(self, rows: list[int]) -> Tensor:
         tokens, mask, features = self.text.batch(rows)
-        taught = shifted(mask, 1).flatten().nonzero()[:, 0]
-        place = torch.zeros(mask.numel(), dtype=torch.int64).index_put_((taught,), torch.arange(len(taught)))
-        with torch.no_grad():
-            wanted = F.linear(features["final"].flatten(0, 1)[taught], self.kept_head).softmax(-1)
-        total, weight = torch.zeros(()), 0.0
         with torch.autocast("cpu", torch.bfloat16):
-            for step, hidden in enumerate(self.unroll(tokens, features, TEST_STEPS)):
-                use = shifted(mask, 2 + step).flatten().nonzero()[:, 0]
-                target = wanted[place[use + 1 + step]].float()
-                total = total + STEP_DECAY**step * F.cross_entropy(self.draft.logits(hidden[use]).float(), target)
-                weight += STEP_DECAY**step
-        return total / weight
+            outputs = ttt.unroll(self.draft, tokens, self.inputs(tokens, features), TEST_STEPS)
+            return ttt.loss(self.draft, outputs, mask, features["final"], self.kept_head)
 
     @torch.no_grad()
     def measure(self, limit: int = 96) -> dict[str, object]:
@@ -212,55 +155,27 @@ class Trainer:
 
         Accuracy is teacher-forced over answer tokens; a hit is the target's full-vocabulary argmax.
         """
-        hits, totals = np.zeros(TEST_STEPS), np.zeros(TEST_STEPS)
-        rounds = correct = 0
+        steps = np.zeros((TEST_STEPS, 2))
+        walked = np.zeros(2)
         for i in self.text.held[:limit]:
             tokens, mask, features = self.text.batch([i])
             best = F.linear(features["final"], self.full_head).argmax(-1)
             with torch.autocast("cpu", torch.bfloat16):
-                for step, hidden in enumerate(self.unroll(tokens, features, TEST_STEPS)):
-                    use = shifted(mask, 2 + step)[0]
-                    hits[step] += int((self.choices(hidden) == shifted(best, 1 + step)[0])[use].sum())
-                    totals[step] += int(use.sum())
+                inputs = self.inputs(tokens, features)
+                steps += ttt.hits(self.draft, ttt.unroll(self.draft, tokens, inputs, TEST_STEPS), mask, best)
                 if self.text.answers[i]["temperature"] == 0:
-                    free = self.unroll(tokens, features, WALK_DEPTH, own_tokens=True)
-                    drafts = [self.choices(hidden).tolist() for hidden in free]
-                    walked = self.walk(tokens[0].tolist(), int(mask.int().argmax()), drafts)
-                    rounds, correct = rounds + walked[0], correct + walked[1]
+                    free = ttt.unroll(self.draft, tokens, inputs, WALK_DEPTH, own_tokens=True)
+                    drafts = [ttt.choices(self.draft, hidden).tolist() for hidden in free]
+                    walked += ttt.count_rounds(tokens[0].tolist(), int(mask.int().argmax()), drafts)
         return {
-            "accuracy": [round(x, 4) for x in (hits / totals).tolist()],
-            "walk_acceptance": round(1 + correct / rounds, 4),
+            "accuracy": [round(x, 4) for x in (steps[:, 0] / steps[:, 1]).tolist()],
+            "walk_acceptance": round(float(1 + walked[1] / walked[0]), 4),
         }
-
-    @staticmethod
-    def walk(tokens: list[int], first: int, drafts: list[list[int]]) -> tuple[int, int]:
-        """Rounds and correct drafts of t <- t + n + 1; a round cut by the end of the text is left out."""
-        rounds = correct = 0
-        t = first
-        while t < len(tokens) - 1:
-            n = 0
-            while n < len(drafts) and t + 1 + n < len(tokens) and drafts[n][t - 1] == tokens[t + 1 + n]:
-                n += 1
-            if t + 1 + n == len(tokens):
-                break
-            rounds, correct, t = rounds + 1, correct + n, t + n + 1
-        return rounds, correct
 
     def save(self, folder: Path) -> None:
         """Write the draft in EAGLE's layout: bf16, embedding left to the target, ids under both published keys."""
-        names = {
-            "fc.weight": "fc.weight", "embedding_norm.weight": "midlayer.input_layernorm.weight",
-            "feature_norm.weight": "midlayer.hidden_norm.weight",
-            "mlp_norm.weight": "midlayer.post_attention_layernorm.weight",
-            "output_norm.weight": "norm.weight", "head.weight": "lm_head.weight",
-            **{f"attention.{x}.weight": f"midlayer.self_attn.{x}_proj.weight" for x in "qkvo"},
-            **{f"mlp.{x}.weight": f"midlayer.mlp.{x}_proj.weight" for x in ("gate", "up", "down")},
-        }  # fmt: skip
-        state = self.draft.state_dict()
-        tensors = {theirs: state[ours].to(torch.bfloat16).contiguous() for ours, theirs in names.items()}
-        tensors |= {"d2t": state["d2t"], "t2d": self.is_kept}
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / "model.safetensors")
+        save_file(ttt.published(self.draft), folder / "model.safetensors")
         config = {
             "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "dtype": "bfloat16",
             "hidden_size": WIDTH, "target_hidden_size": WIDTH, "intermediate_size": MLP_WIDTH, "num_hidden_layers": 1,
@@ -296,29 +211,17 @@ def main(
     trainer = Trainer(Text(folder), load_file(ensure_target() / "model.safetensors"), kept)
     parameters = [p for p in trainer.draft.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda s: min(1.0, (s + 1) / 100) * (0.02 + 0.98 * (1 + math.cos(math.pi * min(s / steps, 1))) / 2)
-    )
-    run.mkdir(parents=True, exist_ok=True)
-    step, log = 0, out.parent / "training-log.jsonl"
-    if state:
-        trainer.draft.load_state_dict(state["draft"])
-        optimiser.load_state_dict(state["optimiser"])
-        schedule.load_state_dict(state["schedule"])
-        step = state["step"]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: ttt.cosine(s, steps=steps))
+    log = out.parent / "training-log.jsonl"
+    training = ttt.TrainingState(run / "state.pt", draft=trainer.draft, optimiser=optimiser, schedule=schedule)
+    step = training.load()
     text = trainer.text
     print(f"{len(text.train)} answers to train on, {len(text.held)} held out, coverage {trainer.coverage:.4f}")
     started, recent = time.time(), list[float]()
     batches = (rows for epoch in count() for rows in text.groups(batch_tokens, np.random.default_rng((seed, epoch))))
     for rows in islice(batches, step, stop_after or steps):
-        loss = trainer.loss(rows)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 0.5)
-        optimiser.step()
-        schedule.step()
+        recent.append(ttt.descend(trainer.loss(rows), optimiser, schedule, clip=0.5))
         step += 1
-        recent.append(float(loss.detach()))
         if step % measure_every and step < (stop_after or steps):
             continue
         line = {
@@ -331,9 +234,7 @@ def main(
         print(json.dumps(line), flush=True)
         with log.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
-        state = {"draft": trainer.draft, "optimiser": optimiser, "schedule": schedule}
-        torch.save({name: part.state_dict() for name, part in state.items()} | {"step": step}, run / "state.partial")
-        (run / "state.partial").rename(run / "state.pt")
+        training.save(step)
         trainer.save(out)
 
 

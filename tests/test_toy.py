@@ -1,0 +1,71 @@
+"""The toy pair is whole, small and lossless, and setting any one thing wrong costs acceptance that can be seen."""
+
+import pytest
+import torch
+from toy.switches import Flip, flips, prompts, record, worth
+from toy.target import TARGET
+from toy.train import DRAFT
+
+from spectrace.engine.checkpoint import read_draft
+from spectrace.tracer.acceptance import acceptance_of_rows
+from spectrace.tracer.trace import Trace
+
+MAX_NEW = 48
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[list[int]]:
+    return prompts(16)
+
+
+@pytest.fixture(scope="module")
+def trace(asked: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return record(tmp_path_factory.mktemp("toy") / "trace", asked, max_new=MAX_NEW)
+
+
+def as_trained() -> Flip:
+    checkpoint = read_draft(DRAFT)
+    assert checkpoint.wiring
+    return Flip("", "as trained", checkpoint.spec, checkpoint.wiring.boundaries)
+
+
+@pytest.fixture(scope="module")
+def healthy(trace: Trace) -> float:
+    return worth(trace, as_trained())
+
+
+def test_the_draft_loads_with_nothing_left_over() -> None:
+    report = read_draft(DRAFT).report
+    assert (report.unused_tensors, report.missing_tensors, report.unread_fields) == ((), (), ())
+
+
+def test_the_pair_is_small() -> None:
+    size_bytes = sum(path.stat().st_size for folder in (TARGET, DRAFT) for path in folder.iterdir())
+    assert size_bytes < 3_000_000
+
+
+def test_served_acceptance_is_what_the_free_run_says_and_healthy(trace: Trace, healthy: float) -> None:
+    served = acceptance_of_rows(trace.rows("verified")).acceptance_length
+    assert served == pytest.approx(healthy)
+    assert served is not None
+    assert 3.0 <= served <= 4.2
+
+
+def test_served_output_is_the_target_s_own_and_keeps_going(trace: Trace, asked: list[list[int]]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    target = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    requests = trace.rows("requests")
+    assert len(requests) == len(asked)
+    distinct = []
+    for prompt, output in zip(requests["prompt_tokens"], requests["output_tokens"], strict=True):
+        ids = torch.tensor(prompt[None].astype("int64"))
+        alone = target.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=MAX_NEW)
+        assert alone[0, ids.shape[1] :].tolist() == output.tolist()
+        distinct.append(len(set(output.tolist())))
+    assert sorted(distinct)[len(distinct) // 2] >= 20
+
+
+@pytest.mark.parametrize("flip", flips(as_trained().spec, as_trained().wiring), ids=lambda flip: flip.what)
+def test_every_switch_set_wrong_costs_acceptance(trace: Trace, healthy: float, flip: Flip) -> None:
+    assert healthy - worth(trace, flip) >= 0.15
