@@ -1,5 +1,6 @@
 """`spectrace replay`: run a trace's draft again, offline, and compare with what was served."""
 
+import re
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -42,8 +43,8 @@ def replay(
     opened = Trace.open(trace)
     if threads:
         torch.set_num_threads(threads)
-    if device.split(":")[0] not in ("cpu", "cuda"):
-        raise UserError(f"--device {device}: expected cpu or cuda")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise UserError(f"--device {device!r}: expected cpu, cuda or cuda:N")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"--device {device}: no CUDA device here; use --device cpu")
     checkpoint = read_draft(draft)

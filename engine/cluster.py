@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from spectrace.tracer.errors import RunFailed, UserError
 __all__ = ["check_resources", "connect_cluster", "ensure_cluster", "first_line", "start_cluster", "stop_cluster"]
 
 _OBJECT_STORE_BYTES = 1 << 29
+_KNOCK_SECS = 10.0
 _SETTINGS = {  # read when ray is imported
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # Ray runs workers at nice 15, behind everything else
@@ -52,10 +54,24 @@ def connect_cluster(address: str) -> None:
     """Use a cluster that is there: HOST:PORT, ray://HOST:PORT or auto. Raises UserError when it cannot be reached."""
     if address.startswith("ray://") and importlib.util.find_spec("grpc") is None:
         raise UserError(f"--address {address}: Ray's client needs grpcio: pip install 'ray[client]'")
+    _check_listens(address)
     try:
         _init(address=address)
     except Exception as error:  # of many kinds: nobody there, other versions of Ray or Python
         raise UserError(f"--address {address}: no cluster to use there: {first_line(error)}") from error
+
+
+def _check_listens(address: str) -> None:
+    """Raises UserError where nobody listens: Ray would go on trying for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # a name, such as auto
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECS).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"--address {address}: nobody listens there ({error}); start a cluster with `ray start`"
+        ) from error
 
 
 def stop_cluster() -> None:

@@ -41,6 +41,7 @@ _ANSWER_SECS = 300.0
 _FAREWELL_SECS = 30.0
 _HURRIED_FAREWELL_SECS = 5.0
 _PATIENCE_SECS = 60.0
+_RAYS_OWN = frozenset({"CPU", "memory", "object_store_memory"})
 
 Resources: TypeAlias = Mapping[str, float]
 """Ray resources of a node, by name, that every rank of a role takes: how ranks come to the nodes of choice."""
@@ -306,6 +307,13 @@ def _agreed(told: Sequence[Any], group: "ActorGroup", step: int) -> Any:
 def _check_placement(placement: Mapping[str, Resources]) -> Mapping[str, Resources]:
     if odd := sorted(placement.keys() - {"target", "draft"}):
         raise UserError(f"placement of {odd[0]}: there is no such role; place target and draft")
+    for role, resources in placement.items():
+        for name, count in resources.items():
+            if name in _RAYS_OWN or count <= 0:
+                raise UserError(
+                    f"placement of {role} by {count:g} {name}: give GPU, or a resource of your own that a node was "
+                    f"started with, and more than 0 of it"
+                )
     return placement
 
 

@@ -41,4 +41,5 @@ class Picker:
         return DraftProbs(tuple(group.request for group in self.groups), probs_RDV, ids_V)
 
     def _draw(self, group: DraftGroup, probs_V: Float, depth: int) -> int:
-        return choose(probs_V, uniforms(self.sampling, Purpose.DRAFT, group.request, group.pass_, depth + 1)[depth])
+        below = group.position + group.live - 1
+        return choose(probs_V, uniforms(self.sampling, Purpose.DRAFT, group.request, below, depth + 1)[depth])

@@ -16,12 +16,12 @@ def read_prompts(path: Path, target: Path) -> list[tuple[int, ...]]:
     Raises UserError for a file that is missing or empty, a line that is no prompt, or text without a tokenizer.
     """
     try:
-        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+        lines = path.read_text("utf-8").split("\n")  # splitlines knows more ends of line than JSON does
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text ({error}); expected one prompt a line") from error
-    if not lines:
+    if not any(line.strip() for line in lines):
         raise UserError(f"{path}: no prompt in it; expected one prompt a line (text, or JSON with 'text' or 'tokens')")
-    prompts = [_parse(path, number, line) for number, line in enumerate(lines, 1)]
+    prompts = [_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     encoded = iter(_encode(texts, target) if texts else ())
     return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
@@ -29,7 +29,7 @@ def read_prompts(path: Path, target: Path) -> list[tuple[int, ...]]:
 
 def _parse(path: Path, number: int, line: str) -> str | tuple[int, ...]:
     if path.suffix != ".jsonl":
-        return line
+        return line.removesuffix("\r")
     try:
         entry = json.loads(line)
     except ValueError as error:
@@ -37,7 +37,7 @@ def _parse(path: Path, number: int, line: str) -> str | tuple[int, ...]:
             f"{path}:{number}: not valid JSON ({error}); expected an object with 'text' or 'tokens'"
         ) from error
     match entry:
-        case {"tokens": [int(), *_] as tokens} if all(isinstance(token, int) for token in tokens):
+        case {"tokens": [int(), *_] as tokens} if all(type(token) is int for token in tokens):
             return tuple(tokens)
         case {"text": str(text)} if text and _is_text(text):
             return text

@@ -1,7 +1,7 @@
 """Sampling: the draws of a call, and tokens chosen by them.
 
-Every draw is a function of seed, request and pass alone, so that neither batching nor the number of ranks changes an
-answer. Draws are from Philox (Salmon et al., SC 2011), keyed rather than stepped.
+Every draw is a function of seed, request and position alone, so that neither batching, nor chunks, nor the number of
+ranks change an answer. Draws are from Philox (Salmon et al., SC 2011), keyed rather than stepped.
 
 Shapes: V vocabulary.
 """
@@ -37,9 +37,9 @@ class Sampling:
 GREEDY: Final = Sampling()
 
 
-def uniforms(sampling: Sampling, purpose: Purpose, request: int, pass_: int, count: int) -> Float:
-    """`count` draws from [0, 1)."""
-    philox = np.random.Philox(key=[sampling.seed, request << 1 | purpose], counter=[0, pass_, 0, 0])
+def uniforms(sampling: Sampling, purpose: Purpose, request: int, position: int, count: int) -> Float:
+    """`count` draws from [0, 1) for what follows the token at a position of a request's text."""
+    philox = np.random.Philox(key=[sampling.seed, request << 1 | purpose], counter=[0, position, 0, 0])
     return np.random.Generator(philox).random(count)
 
 

@@ -12,6 +12,8 @@ from spectrace.engine.tree import TreeShape
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rows import Level
 
+_COLDEST = 1e-6
+
 __all__ = ["Serving", "check_prompts", "resolve_wiring"]
 
 
@@ -119,8 +121,8 @@ def _check_tree(serving: Serving, draft: DraftCheckpoint | None) -> None:
 
 def _check_sampling(serving: Serving) -> None:
     sampling = serving.sampling
-    if not 0 <= sampling.temperature < math.inf:
-        raise UserError(f"temperature is {sampling.temperature}; expected 0 (greedy) or more")
+    if sampling.temperature and not _COLDEST <= sampling.temperature < math.inf:
+        raise UserError(f"temperature is {sampling.temperature}; expected 0 (greedy), or a number from {_COLDEST} on")
     if not 0 <= sampling.seed < 1 << 63:
         raise UserError(f"seed is {sampling.seed}; expected 0 to 2^63 - 1")
     if sampling.sampled_drafts and not sampling.temperature:

@@ -70,9 +70,6 @@ class Candidates:
     ids: Int
     log_probs: Float
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
 
 def top_candidates(logits_NV: Tensor, topk: int) -> Candidates:
     """The best draft ids of every row; of equal ones the lowest id, whatever the batch they are computed in."""
@@ -141,7 +138,7 @@ class Growth:
 
 
 def _cut(tokens: Int, parents: Int, scores: Float, best: Int) -> Tree:
-    kept = np.sort(best[scores[best] > -np.inf])
+    kept = np.sort(best[scores[best] != -np.inf])
     above = parents[kept]
     renamed = np.where(above < 0, -1, np.searchsorted(kept, above))
     return Tree(tuple(tokens[kept].tolist()), tuple(renamed.tolist()))

@@ -60,8 +60,10 @@ class Sampled:
         return [self._one(group, logits_TV[rows], tuple(targets[rows]), probs) for group, rows in _spans(groups)]
 
     def _one(self, group: TargetGroup, logits_NV: Tensor, own: tuple[int, ...], probs: DraftProbs | None) -> Decision:
-        draws_N = uniforms(self.sampling, Purpose.VERIFY, group.request, group.pass_, len(own))
-        if group.phase is Phase.PREFILL:
+        prompt = group.phase is Phase.PREFILL
+        root = group.position + (len(own) - 1 if prompt else 0)
+        draws_N = uniforms(self.sampling, Purpose.VERIFY, group.request, root, len(own))
+        if prompt:
             bonus = choose(self._softmax(logits_NV[-1]), draws_N[0]) if group.answers else None
             after = own if bonus is None else (*own[:-1], bonus)
             return Decision(group.request, after, tuple(range(len(own))), bonus)
@@ -87,5 +89,6 @@ def _spans(groups: Sequence[TargetGroup]) -> list[tuple[TargetGroup, slice]]:
 def _drawn_from(probs: DraftProbs, group: TargetGroup, shape: tuple[int, ...]) -> Float:
     """The draft's distribution over the target's vocabulary for every node of a chain [N, V]; row 0 is nobody's."""
     q_NV = np.zeros(shape)
-    q_NV[1:, probs.ids.numpy()] = probs.probs[probs.requests.index(group.request)].numpy()
+    drawn_DV = probs.probs[probs.requests.index(group.request)].numpy()
+    np.add.at(q_NV[1:].T, probs.ids.numpy(), drawn_DV[: len(q_NV) - 1].T)  # several ids may stand for one token
     return q_NV

@@ -37,9 +37,9 @@ class Drawn:
     def errors(self, rows: DepthRows, output: DepthOutput) -> tuple[int, Tensor]:
         """How many answers verification met, and |Δq| / q of each."""
         answering = rows.drafted.take(rows.answering)
-        keys = zip(answering["request"].tolist(), answering["round"].tolist(), strict=True)
+        keys = list(zip(answering["request"].tolist(), answering["round"].tolist(), strict=True))
         recorded = [self.q.get((*key, output.depth), -1.0) for key in keys]
-        met = [at for at, q in enumerate(recorded) if q > 0]
+        met = [at for at, q in enumerate(recorded) if q > 0 and keys[at][0] in self.temperature]
         temperatures = torch.tensor([self.temperature[int(answering["request"][at])] for at in met]).double()
         probs = (output.logits[met].cpu().double() / temperatures[:, None]).softmax(-1)
         ids = torch.from_numpy(answering["draft_token"][met].astype(np.int64))
@@ -111,9 +111,11 @@ class Comparison:
             self._merge(stage, len(recorded), row_error(recorded, replayed[torch.from_numpy(index[has])]))
 
     def _merge(self, stage: str, rows: int, errors: Tensor) -> None:
+        if not rows:
+            return
         self._rows[stage] = self._rows.get(stage, 0) + rows
         # NaN must win: a comparison that met one has not found the rows equal.
-        worst = float(torch.nan_to_num(errors, nan=torch.inf).max()) if rows else 0.0
+        worst = float(torch.nan_to_num(errors, nan=torch.inf).max())
         self._errors[stage] = max(self._errors.get(stage, 0.0), worst)
 
 

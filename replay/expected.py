@@ -47,22 +47,31 @@ class ExpectedWalk:
     high: float
 
 
-def drafts_were_drawn(verified: Rows) -> bool:
-    """Whether drafts were drawn from a distribution: a chosen one has a draft probability of 1, or none recorded."""
-    return bool((verified["q"] < 1).any())
+def drafts_were_drawn(trace: Trace) -> bool:
+    """Whether drafts were drawn from a distribution, as the engine says or verification shows.
+
+    A chosen draft has a draft probability of 1, or none recorded.
+    """
+    sampling = trace.manifest.get("serving", {}).get("sampling", {})
+    return bool(sampling.get("sampled_drafts")) or bool((trace.rows("verified")["q"] < 1).any())
 
 
-def expected_walk(trace: Trace, model: DraftModel) -> ExpectedWalk:
+def expected_walk(trace: Trace, model: DraftModel) -> ExpectedWalk | None:
     """What drafts drawn from the replayed draft come to over the recorded texts, next to what was served.
 
-    Raises UserError when no request is whole, or the target's probabilities of what it emitted are not there.
+    None when no finished answer is long enough for a whole round. Raises UserError when the target's probabilities of
+    what it emitted are not there.
     """
     texts, verified = read_texts(trace), trace.rows("verified")
     depth = max((text.depth for text in texts.values()), default=0)
     emitted = _emitted_probabilities(trace, verified, texts)
     chances: list[Float] = []
-    for block in blocks(received_features(trace, texts, depth)):
+    found = received_features(trace, texts, depth)
+    for block in blocks(found):
         chances += _chances(model, block, emitted, depth)
+    if not chances:
+        return None
+    texts = {one.request: one.text for one in found}
     served = _served_runs(verified, texts, depth)
     rounds, correct = (sum(x) for x in zip(*map(_expected, chances), strict=True))
     low, high = np.percentile(_walks(chances), _INTERVAL)
@@ -78,26 +87,19 @@ def _chances(model: DraftModel, block: Sequence[TextFeatures], emitted: Mapping[
     answers = np.concatenate([_windows(one.text.output, count, depth) for one, count in pairs])
     p_MK = np.concatenate([_windows(emitted[one.request], count, depth) for one, count in pairs])
     temperatures = np.repeat([one.text.temperature for one in block], counts)
-    draft_ids, q_MK = _draft_ids(model)[answers], np.empty_like(p_MK)
+    tokens = model.to_target(torch.arange(model.spec.draft_vocab, device=branches.device)).cpu()
+    q_MK = np.empty_like(p_MK)
     for at in range(depth):
-        q_MK[:, at] = _probability(branches.logits, draft_ids[:, at], temperatures)
+        q_MK[:, at] = _probability(branches.logits, tokens, answers[:, at], temperatures)
         if at + 1 < depth:
             branches.descend(answers[:, at : at + 1], np.zeros((len(answers), 1), np.int64))
     return np.split(np.minimum(1.0, q_MK / p_MK), np.cumsum(counts)[:-1])
 
 
-def _draft_ids(model: DraftModel) -> Int:
-    """The draft's id of every token, -1 of one that it does not know."""
-    tokens = model.to_target(torch.arange(model.spec.draft_vocab, device=model.d2t.device)).cpu().numpy()
-    ids = np.full(model.spec.target_vocab, -1)
-    ids[tokens] = np.arange(len(tokens))
-    return ids
-
-
-def _probability(logits_MV: Tensor, ids_M: Int, temperature_M: Float) -> Float:
-    """The draft's probability of one id per row, 0 for one that is none."""
-    probs = (logits_MV.cpu().double() / torch.from_numpy(temperature_M)[:, None]).softmax(-1)
-    return np.where(ids_M >= 0, probs.numpy()[np.arange(len(ids_M)), ids_M], 0.0)
+def _probability(logits_MV: Tensor, tokens_V: Tensor, answers_M: Int, temperature_M: Float) -> Float:
+    """The draft's probability of one token per row: of all ids that stand for it, 0 where none does."""
+    probs_MV = (logits_MV.cpu().double() / torch.from_numpy(temperature_M)[:, None]).softmax(-1)
+    return np.asarray((probs_MV * (tokens_V == torch.from_numpy(answers_M)[:, None])).sum(-1))
 
 
 def _windows(values: Sequence[int] | Float, starts: int, depth: int) -> npt.NDArray[Any]:

@@ -15,7 +15,6 @@ from torch import Tensor
 from spectrace.replay.inputs import packed_keys
 from spectrace.replay.texts import Text
 from spectrace.tracer.errors import UserError
-from spectrace.tracer.rows import Phase
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
@@ -55,22 +54,23 @@ def reference_features(trace: Trace, texts: Mapping[int, Text], wiring: Sequence
             f"record again with --capture {_listed(sorted(kept | set(wiring)))}"
         )
     reference = reference.take(_became_text(reference, trace.rows("verified", accepted=True)))
-    found = _by_request(reference, {request: len(text.tokens) - 1 for request, text in texts.items()})
+    needed = {request: len(text.tokens) - 1 for request, text in texts.items() if len(text.output) > 1}
+    found = _by_request(reference, needed)
     if not found:
-        raise UserError(f"{trace.folder}: no request has reference rows for its whole text; record whole requests")
+        raise UserError(
+            f"{trace.folder}: no answer of two tokens or more has reference rows for its whole text; record longer ones"
+        )
     return [TextFeatures(request, texts[request], rows, tuple(wiring)) for request, rows in found]
 
 
 def received_features(trace: Trace, texts: Mapping[int, Text], depth: int) -> list[TextFeatures]:
     """What the draft was delivered, for every position below which a round of `depth` fits into the text.
 
-    Rows past the last round were never delivered. Raises UserError when no request is whole.
+    Rows past the last round were never delivered. Answers into which no such round fits are left out.
     """
     received = trace.rows("received", live=True, depth=0, rank=0)
-    needed = {request: len(text.tokens) - depth - 1 for request, text in texts.items()}
-    found = _by_request(received, {request: count for request, count in needed.items() if count > 0})
-    if not found:
-        raise UserError(f"{trace.folder}: no request has received rows for its whole text; record whole requests")
+    long = {request: text for request, text in texts.items() if len(text.output) > depth + 1}
+    found = _by_request(received, {request: len(text.tokens) - depth - 1 for request, text in long.items()})
     return [TextFeatures(request, texts[request], rows, None) for request, rows in found]
 
 
@@ -95,13 +95,13 @@ def _by_request(rows: Rows, needed: Mapping[int, int]) -> list[tuple[int, Rows]]
 
 
 def _became_text(reference: Rows, accepted: Rows) -> np.ndarray:
-    """Rows of prompts, and rows of a round that its verification accepted (its `source_row`)."""
+    """Rows outside rounds (prompts, plain decoding), and those of a round that its verification accepted."""
 
     def key(rows: Rows, node: str) -> npt.NDArray[np.void]:
         return packed_keys(np.stack([rows[name].astype(np.int64) for name in ("request", "pass", node)], axis=1))
 
-    in_prompt: np.ndarray = reference["phase"] == Phase.PREFILL
-    return in_prompt | np.isin(key(reference, "node"), key(accepted, "source_row"))
+    outside: np.ndarray = reference["round"] < 0
+    return outside | np.isin(key(reference, "node"), key(accepted, "source_row"))
 
 
 def _listed(boundaries: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.tree import Tree
@@ -22,6 +23,7 @@ from spectrace.tracer.trace import Trace
 __all__ = ["ReplayReport", "replay_trace"]
 
 _BLOCK_ROWS = 4096
+_TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.1  # of a row's maximum, in fp32 and below: far beyond what rounding does
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,20 @@ class ReplayReport:
     incomplete: int
     expected: ExpectedWalk | None = None
 
+    tolerance: float = _TOLERANCE
+
     @property
     def agrees(self) -> bool:
-        """Whether replay found what was served: every token, or a served length that drawn drafts may come to."""
+        """Whether replay found what was served: tensors to within what rounding does, every token, the same rounds.
+
+        Of drawn drafts, a served length that they may come to.
+        """
+        if (self.comparison.max_error or 0.0) > self.tolerance:
+            return False
         if self.expected:
             return self.expected.low <= self.expected.served <= self.expected.high
-        return self.comparison.tokens_equal == self.comparison.answers
+        walked = [(one.rounds, one.correct_drafts) for one in (self.served, self.replayed) if one]
+        return self.comparison.tokens_equal == self.comparison.answers and len(set(walked)) == 1
 
 
 def replay_trace(
@@ -81,18 +91,25 @@ def replay_trace(
         if progress:
             progress(done, len(served.requests))
     if not (comparison.answers or comparison.stages):
-        raise UserError(f"{trace.folder}: no draft token was recorded, so there is nothing to compare replay with")
+        raise UserError(f"{trace.folder}: nothing is recorded of its draft tokens that replay could be compared with")
     expected = expected_walk(trace, model) if drawn else None
-    walked = acceptance_of_rows(trace.rows("verified") if drawn else trace.rows("verified", request=list(walks)))
-    replayed = None if drawn else walk_acceptance(list(walks.values()), shape.depth)
-    return ReplayReport(comparison, walked, replayed, len(served.requests), len(served.incomplete), expected)
+    verified = trace.rows("verified") if drawn else trace.rows("verified", request=list(walks))
+    return ReplayReport(
+        comparison,
+        acceptance_of_rows(verified, depth=shape.depth),
+        None if drawn else walk_acceptance(list(walks.values()), shape.depth),
+        len(served.requests),
+        len(served.incomplete),
+        expected,
+        _TOLERANCE if next(model.parameters()).dtype == torch.float32 else _COARSE_TOLERANCE,
+    )
 
 
 def _drawn(trace: Trace) -> Drawn | None:
     """The probabilities that drawn drafts had, None where drafts were chosen."""
-    verified = trace.rows("verified")
-    if not drafts_were_drawn(verified):
+    if not drafts_were_drawn(trace):
         return None
+    verified = trace.rows("verified")
     columns = (verified[name].tolist() for name in ("request", "round", "node", "q"))
     q = {(request, round_, node - 1): q for request, round_, node, q in zip(*columns, strict=True) if node}
     return Drawn({request: text.temperature for request, text in read_texts(trace).items()}, q)

@@ -21,7 +21,7 @@ __all__ = ["DepthOutput", "replay_inputs"]
 class DepthOutput:
     """One depth replayed, row by row as in `DepthRows`: fc's output (depth 0), the head's input, the state fed back.
 
-    `logits` [N, V], `draft_tokens` and `tokens` [N] are of the answering rows alone. `secs` is the forward's time.
+    `logits` [N, V] and `tokens` [N] are of the answering rows alone. `secs` is the forward's time.
     """
 
     depth: int
@@ -29,7 +29,6 @@ class DepthOutput:
     hidden: Tensor
     state: Tensor
     logits: Tensor
-    draft_tokens: Tensor
     tokens: Tensor
     secs: float
 
@@ -55,11 +54,9 @@ def replay_inputs(model: DraftModel, inputs: DraftInputs) -> Iterator[DepthOutpu
         fused = fed if depth else model.fuse(fed)
         hidden, state = model(tokens, fused, positions, branch if depth else prefix)
         logits = model.logits(hidden[answering])
-        draft_tokens = logits.argmax(-1)
+        tokens = model.to_target(logits.argmax(-1))
         secs = _now(device) - started
-        yield DepthOutput(
-            depth, None if depth else fused, hidden, state, logits, draft_tokens, model.to_target(draft_tokens), secs
-        )
+        yield DepthOutput(depth, None if depth else fused, hidden, state, logits, tokens, secs)
 
 
 def _fed(rows: DepthRows, depth: int, above: Tensor) -> Tensor:

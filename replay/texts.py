@@ -1,7 +1,10 @@
 """The requests of a trace as texts: prompt and output tokens by request number."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from spectrace.tracer.trace import Trace
 
@@ -23,8 +26,11 @@ class Text:
 
 
 def read_texts(trace: Trace) -> Mapping[int, Text]:
-    """Finished requests by number."""
-    rows = trace.rows("requests")
+    """Finished requests by number; a torn trace may have lost rounds of one, and then it is not among them."""
+    rows, verified = trace.rows("requests"), trace.rows("verified", node=0)
+    rounds = Counter(verified["request"].tolist())
+    there = np.array([rounds[request] for request in rows["request"].tolist()], np.int64)
+    rows = rows.take(there >= rows["rounds"])
     columns = zip(
         rows["request"].tolist(),
         rows["prompt_tokens"],

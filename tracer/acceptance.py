@@ -55,17 +55,21 @@ def acceptance_of(
     )
 
 
-def acceptance_of_rows(verified: Rows) -> Acceptance:
-    """From `verified` rows: a round is one (incarnation, request, round) and its accepted nodes minus the root."""
+def acceptance_of_rows(verified: Rows, *, depth: int | None = None) -> Acceptance:
+    """From `verified` rows: a round is one (incarnation, request, round) and its accepted nodes minus the root.
+
+    `depth` is how far rates go; None goes as far as the deepest node.
+    """
     if not len(verified):
-        return acceptance_of([], False, 0)
+        return acceptance_of([], False, depth or 0)
     columns = [verified[name].astype(np.int64) for name in ("incarnation", "request", "round")]
     _, of_round = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     of_round = of_round.reshape(-1)
     accepted = np.bincount(of_round, verified["accepted"]).astype(np.int64)
     cut = np.bincount(of_round, verified["cut"]) > 0
-    depth = _depths(of_round, verified["node"].astype(np.int64), verified["parent"].astype(np.int64))
-    return acceptance_of(np.maximum(accepted - 1, 0), cut, int(depth.max()))
+    if depth is None:
+        depth = int(_depths(of_round, verified["node"].astype(np.int64), verified["parent"].astype(np.int64)).max())
+    return acceptance_of(np.maximum(accepted - 1, 0), cut, depth)
 
 
 def _depths(of_round: np.ndarray, node: np.ndarray, parent: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -57,6 +58,17 @@ def test_a_placement_on_the_command_line(value: str, means: object) -> None:
     assert run.make_context("run", [*REQUIRED, "--place", value]).params["placement"] == means
 
 
+@pytest.mark.parametrize("resources", [{"CPU": 1}, {"memory": 0.5}, {"big": 0}], ids=str)
+def test_what_ray_counts_itself_is_no_place(resources: dict[str, float], target_of: Callable[..., Path]) -> None:
+    with pytest.raises(UserError, match="placement of target by .*: give GPU, or a resource of your own"):
+        Deployment(target_of("llama"), None, placement={"target": resources})
+
+
+def test_an_address_where_nobody_listens_is_not_waited_for() -> None:
+    with pytest.raises(UserError, match=r"--address 127\.0\.0\.1:1: nobody listens there"):
+        connect_cluster("127.0.0.1:1")
+
+
 def test_gpus_that_are_not_there_are_an_error_and_not_a_wait(cluster: None, target_of: Callable[..., Path]) -> None:
     with pytest.raises(UserError, match="the ranks need 2 GPU, but the Ray cluster has 0 GPU"):
         Deployment(target_of("llama"), None, tp=2, device="cuda").__enter__()
@@ -73,5 +85,7 @@ def test_an_address_where_nobody_is_is_one_line(monkeypatch: pytest.MonkeyPatch)
         raise ConnectionError("Could not find a running Ray instance.\nPlease specify one.")
 
     monkeypatch.setattr("ray.init", refuse)
-    with pytest.raises(UserError, match=r"--address 10\.0\.0\.1:6379: no cluster to use there: Could not find"):
-        connect_cluster("10.0.0.1:6379")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"--address {address}: no cluster to use there: Could not find"):
+            connect_cluster(address)

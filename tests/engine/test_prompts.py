@@ -81,3 +81,16 @@ def test_a_file_that_cannot_be_read_or_holds_nothing_is_named(tmp_path: Path) ->
 def test_text_without_a_tokenizer_is_refused(target_of: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no tokenizer in it, so prompts must be given as 'tokens'"):
         read_prompts(write(tmp_path, "p.txt", "hello\n"), target_of("llama"))
+
+
+def test_a_wrong_line_is_counted_with_the_blank_ones(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"tokens": [5]}\n\n\n{"tokens": [true]}\n', "utf-8")
+    with pytest.raises(UserError, match=r"prompts\.jsonl:4: neither"):
+        read_prompts(path, tmp_path)
+
+
+def test_a_line_ends_where_json_says(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"tokens": [5], "note": "a\u2028b"}\r\n{"tokens": [6]}\r\n', "utf-8")
+    assert read_prompts(path, tmp_path) == [(5,), (6,)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from spectrace.engine.sampling import Purpose, Sampling, choose, softmax, uniforms
 
 
-def test_draws_depend_on_seed_purpose_request_and_pass_and_on_nothing_else() -> None:
+def test_draws_depend_on_seed_purpose_request_and_position_and_on_nothing_else() -> None:
     base = (Sampling(1.0, seed=3), Purpose.VERIFY, 5, 7)
     first = uniforms(*base, 4)
     assert (uniforms(*base, 4) == first).all()
@@ -23,8 +23,8 @@ def test_draws_depend_on_seed_purpose_request_and_pass_and_on_nothing_else() -> 
     assert not any(np.intersect1d(first, other).size for other in others)
 
 
-def test_draws_of_consecutive_passes_are_uniform() -> None:
-    draws = np.concatenate([uniforms(Sampling(1.0), Purpose.VERIFY, 0, pass_, 5) for pass_ in range(4000)])
+def test_draws_of_consecutive_positions_are_uniform() -> None:
+    draws = np.concatenate([uniforms(Sampling(1.0), Purpose.VERIFY, 0, position, 5) for position in range(4000)])
     counts = np.histogram(draws, 20, (0, 1))[0]
     assert ((counts - 1000) ** 2 / 1000).sum() < 50  # chi-square, 19 degrees of freedom: p = 1e-4
 

@@ -158,3 +158,11 @@ def test_the_answer_to_a_prompt_is_drawn_too() -> None:
         counts[decision.bonus] += 1
     expected = softmax(TARGET(()), TEMPERATURE) * len(groups)
     assert ((counts - expected) ** 2 / expected).sum() < 21  # 3 degrees of freedom: p = 1e-4
+
+
+def test_ids_that_stand_for_one_token_count_together() -> None:
+    probs = DraftProbs((0,), torch.tensor([[[0.25, 0.25, 0.5]]]), torch.tensor([2, 2, 3]))
+    group = TargetGroup(0, 1, Phase.VERIFY, 0, 5, (1, 2), (-1, 0), True)
+    logits = torch.zeros(2, VOCAB)
+    [decision] = Sampled(Sampling(1.0)).decide([group], logits, [0, 0], probs)
+    assert decision.draws and decision.draws.q[1] == 0.5

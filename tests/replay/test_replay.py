@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
+from spectrace.cli.replay import render_replay
 from spectrace.engine.checkpoint import build_draft, read_draft
 from spectrace.engine.deployment import Deployment, Serving
 from spectrace.engine.draft import DraftModel
@@ -14,8 +17,10 @@ from spectrace.engine.sampling import Sampling
 from spectrace.replay.compare import STAGES
 from spectrace.replay.freerun import free_run_acceptance
 from spectrace.replay.lab import ReplayReport, replay_trace
+from spectrace.replay.texts import read_texts
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rows import Level
+from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
 PROMPTS = [tuple((17 * i + 5 * j) % 89 + 1 for j in range(5 + 3 * i)) for i in range(8)]
@@ -168,3 +173,94 @@ def test_what_cannot_be_replayed_is_said(pair: Pair) -> None:
         replay_trace(plain, pair.model)
     with pytest.raises(UserError, match="--capture 0,2,4"):
         free_run_acceptance(light, pair.model, wiring=(0, 2, 4))
+
+
+def test_the_page_of_trees_that_are_never_as_deep_as_they_might_be(pair: Pair) -> None:
+    report = replay_trace(pair.record(Serving(3, 5, 2, max_new=8, ignore_end=True)), pair.model)
+    assert report.agrees and same_rounds(report)
+    console = Console(record=True, width=100, file=StringIO())
+    console.print(render_replay(Path("trace"), report))
+    assert "cumulative rate, draft 3" in console.export_text()
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 6])
+def test_drawn_chains_may_be_verified_in_part(pair: Pair, nodes: int) -> None:
+    sampling = Sampling(1.0, seed=2, sampled_drafts=True)
+    serving = Serving(5, 1, nodes, max_new=20, level=Level.FULL, ignore_end=True, sampling=sampling)
+    report = replay_trace(pair.record(serving), pair.model)
+    assert report.comparison.max_error is not None and report.comparison.max_error <= 1e-4
+
+
+def test_answers_too_short_for_a_whole_round_are_left_out_of_the_expected_walk(pair: Pair) -> None:
+    sampling = Sampling(1.0, seed=2, sampled_drafts=True)
+    serving = Serving(3, ignore_end=True, sampling=sampling, max_new=(1, 2, 3, 4, 5, 6, 30, 40))
+    report = replay_trace(pair.record(serving), pair.model)
+    assert report.expected and report.expected.served_rounds > 5
+    short = replay_trace(pair.record(replace(serving, max_new=4)), pair.model)
+    assert short.expected is None and short.comparison.stages
+
+
+@pytest.mark.parametrize("sampled_drafts", [False, True], ids=["chosen", "drawn"])
+def test_a_torn_trace_is_replayed_as_far_as_it_goes(pair: Pair, sampled_drafts: bool) -> None:
+    """Cut at every record of the scheduler's ledger, as a kill -9 would; its families are written on their own."""
+    sampling = Sampling(0.5, seed=2, sampled_drafts=sampled_drafts)
+    trace = pair.record(Serving(3, max_new=tuple(range(4, 36, 4)), ignore_end=True, sampling=sampling))
+    (trace.folder / "SEAL").unlink()
+    ledger = trace.folder / "scheduler-0" / "ledger"
+    records = ledger.read_bytes()
+    for kept in range(len(records) // 64 - 1, 0, -1):
+        ledger.write_bytes(records[: 64 * kept])
+        torn = Trace.open(trace.folder, tolerant=True)
+        if sampled_drafts and not len(torn.rows("verified")):
+            with pytest.raises(UserError, match="nothing is recorded of its draft tokens"):
+                replay_trace(torn, pair.model)
+            continue
+        report = replay_trace(torn, pair.model)
+        assert report.comparison.rows > 0
+        if report.replayed:
+            assert (report.replayed.rounds, report.replayed.correct_drafts) == (
+                report.served.rounds,
+                report.served.correct_drafts,
+            )
+
+
+def test_a_request_whose_last_rounds_are_lost_is_no_text(pair: Pair) -> None:
+    trace = pair.record(Serving(3, max_new=20, ignore_end=True))
+    texts = read_texts(trace)
+    assert len(texts) == 8
+    real = trace.rows
+
+    def without_the_last_round(family: str, **equals: object) -> Rows:
+        rows = real(family, **equals)  # type: ignore[arg-type]
+        return rows.take(rows["round"] < rows["round"].max()) if family == "verified" else rows
+
+    trace.rows = without_the_last_round  # type: ignore[method-assign, assignment]
+    assert 0 < len(read_texts(trace)) < 8
+
+
+@pytest.mark.parametrize("factor", [0.02, torch.nan])
+def test_equal_tokens_alone_are_no_agreement(pair: Pair, factor: float) -> None:
+    trace = pair.record(Serving(depth=3, max_new=16, level=Level.FULL, ignore_end=True))
+    assert replay_trace(trace, pair.model).agrees
+    other = DraftModel(pair.model.spec)
+    other.load_state_dict(pair.model.state_dict())
+    with torch.no_grad():
+        other.head.weight.mul_(factor)
+    assert not replay_trace(trace, other).agrees
+
+
+def test_a_free_run_on_a_run_without_a_draft_foretells_one_with(pair: Pair) -> None:
+    wiring = read_draft(pair.deployment.draft_folder or Path()).wiring
+    assert wiring
+    common = {"max_new": 32, "capture": wiring.boundaries, "ignore_end": True}
+    plain, served = (
+        pair.record(Serving(0, **common)),
+        replay_trace(pair.record(Serving(3, **common)), pair.model).served,
+    )
+    foretold = free_run_acceptance(plain, pair.model, wiring=wiring.boundaries, depth=3)
+    assert (foretold.rounds, foretold.correct_drafts) == (served.rounds, served.correct_drafts)
+    with pytest.raises(UserError, match="say how deep to draft"):
+        free_run_acceptance(plain, pair.model, wiring=wiring.boundaries)
+    with pytest.raises(UserError, match="no answer of two tokens or more"):
+        short = pair.record(Serving(3, **{**common, "max_new": 1}))
+        free_run_acceptance(short, pair.model, wiring=wiring.boundaries, depth=3)
