@@ -112,7 +112,9 @@ def _drawn(trace: Trace) -> Drawn | None:
     verified = trace.rows("verified")
     columns = (verified[name].tolist() for name in ("request", "round", "node", "q"))
     q = {(request, round_, node - 1): q for request, round_, node, q in zip(*columns, strict=True) if node}
-    return Drawn({request: text.temperature for request, text in read_texts(trace).items()}, q)
+    told = trace.manifest.get("serving", {}).get("sampling", {}).get("temperature")
+    temperature = {request: told for request, _, _ in q if told}  # of requests that have not finished
+    return Drawn(temperature | {request: text.temperature for request, text in read_texts(trace).items()}, q)
 
 
 def _check_width(trace: Trace, served: Served, model: DraftModel) -> None:

@@ -60,7 +60,7 @@ def test_a_placement_on_the_command_line(value: str, means: object) -> None:
 
 @pytest.mark.parametrize("resources", [{"CPU": 1}, {"memory": 0.5}, {"big": 0}], ids=str)
 def test_what_ray_counts_itself_is_no_place(resources: dict[str, float], target_of: Callable[..., Path]) -> None:
-    with pytest.raises(UserError, match="placement of target by .*: give GPU, or a resource of your own"):
+    with pytest.raises(UserError, match=r"placement of target by .*: give GPU, or a resource of your own"):
         Deployment(target_of("llama"), None, placement={"target": resources})
 
 
