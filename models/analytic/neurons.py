@@ -6,11 +6,10 @@ Shapes: H stream width, I neurons.
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
-
 from analytic.codes import BASE, DIGITS, KEYS, STEPS, Table
 from analytic.stream import WIDTH
+from torch import Tensor
+from torch.nn import functional as F
 
 __all__ = ["Neurons", "add_codes", "look_up"]
 
