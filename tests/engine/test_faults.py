@@ -82,7 +82,7 @@ def test_a_trace_of_a_fault_holds_the_fault_and_does_not_name_it(
     pair = pair_of("llama", "gqa")
     serving = Serving(max_new=12, concurrency=3, chunk=7, capture=tuple(range(6)), level=Level.FULL, ignore_end=True)
     if name.startswith("S"):
-        serving = replace(serving, sampling=Sampling(1.0, sampled_drafts=True))
+        serving = replace(serving, max_new=48, sampling=Sampling(1.0, sampled_drafts=True))
     believed = (0, 2, 5) if name == "W7" else (0, 2, 4)
     serving = replace(serving, wiring=believed)
     healthy_run = pair.serve(prompts[2:5], serving, trace=tmp_path / "healthy")
