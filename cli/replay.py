@@ -25,14 +25,20 @@ __all__ = ["acceptance_table", "render_replay", "replay", "replay_json"]
 
 @click.command(name="replay")
 @click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--draft", type=click.Path(path_type=Path), required=True, help="The draft's folder, as served.")
+@click.option("--draft", type=click.Path(path_type=Path), help="The draft's folder; else where it was when recorded.")
 @click.option("--target", type=click.Path(path_type=Path), help="For an embedding the draft shares; else as recorded.")
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Precision to replay in; as recorded otherwise.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads; all cores otherwise.")
 @as_json_option
 def replay(
-    trace: Path, draft: Path, target: Path | None, device: str, dtype: str | None, threads: int | None, as_json: bool
+    trace: Path,
+    draft: Path | None,
+    target: Path | None,
+    device: str,
+    dtype: str | None,
+    threads: int | None,
+    as_json: bool,
 ) -> None:
     """Replay the draft of TRACE on exactly what it was given."""
     import torch
@@ -47,7 +53,7 @@ def replay(
         raise UserError(f"--device {device!r}: expected cpu, cuda or cuda:N")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"--device {device}: no CUDA device here; use --device cpu")
-    checkpoint = read_draft(draft)
+    checkpoint = read_draft(draft or recorded_draft(opened))
     say_leftovers(checkpoint.report)
     model = build_draft(
         checkpoint,
@@ -63,6 +69,14 @@ def replay(
     else:
         Console().print(render_replay(trace, report))
     click.get_current_context().exit(0 if report.agrees else 1)
+
+
+def recorded_draft(trace: Trace) -> Path:
+    """Where the manifest says the draft is; raises UserError where it says nothing."""
+    path = (trace.manifest.get("draft") or {}).get("path")
+    if not path:
+        raise UserError(f"{trace.folder}: its manifest names no draft; say which one with --draft DIR")
+    return Path(path)
 
 
 def recorded_target(trace: Trace) -> Path | None:

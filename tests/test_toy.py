@@ -1,5 +1,7 @@
 """The toy pair is whole, small and lossless, and setting any one thing wrong costs acceptance that can be seen."""
 
+import json
+
 import pytest
 import torch
 from toy.switches import Flip, flips, prompts, record, worth
@@ -42,6 +44,11 @@ def test_the_draft_loads_with_nothing_left_over() -> None:
 def test_the_pair_is_small() -> None:
     size_bytes = sum(path.stat().st_size for folder in (TARGET, DRAFT) for path in folder.iterdir())
     assert size_bytes < 3_000_000
+
+
+def test_the_prompts_beside_it_are_those_it_is_measured_on() -> None:
+    lines = (TARGET.parent / "prompts.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["tokens"] for line in lines] == prompts(64)
 
 
 def test_served_acceptance_is_what_the_free_run_says_and_healthy(trace: Trace, healthy: float) -> None:

@@ -101,7 +101,7 @@ def _wirings(spec: DraftSpec, wiring: tuple[int, ...]) -> list[Flip]:
     wrong = {
         "one boundary early (0 stays)": ("W1", tuple(max(b - 1, 0) for b in wiring)),
         "one boundary late": ("W2", tuple(b + 1 for b in wiring)),
-        "embedding slot missing": ("W3", (*wiring[1:], LAYERS)),
+        "embedding slot missing, L added": ("", (*wiring[1:], LAYERS)),
     }
     for slot, by in ((slot, by) for slot in range(len(wiring)) for by in (-1, 1)):
         moved = tuple(b + by * (i == slot) for i, b in enumerate(wiring))

@@ -52,6 +52,15 @@ def recorded(
     return out, json.loads(said.stdout)
 
 
+def test_replay_finds_the_recorded_draft(recorded: tuple[Path, dict[str, object]]) -> None:
+    said = _run("replay", recorded[0], "--json")
+    assert said.returncode == 0, said.stderr
+    compared = json.loads(said.stdout)["replay"]
+    assert compared["tokens_equal"] == compared["answers"] > 0
+    page = _run("replay", recorded[0])
+    assert page.returncode == 0 and "acceptance length" in page.stdout
+
+
 def test_run_says_what_it_recorded(recorded: tuple[Path, dict[str, object]]) -> None:
     _, said = recorded
     assert len(said["outputs"]) == 5
