@@ -1,0 +1,22 @@
+"""What a trace shows to be wrong by itself, before any hypothesis is tried: hashes, tokens, positions, rows and ranks."""
+
+from dataclasses import dataclass
+
+__all__ = ["Finding"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One broken link, by a fault's id, with what shows it: sentences that say of how many rows each holds.
+
+    `alike` are ids that these data cannot tell from it. `masks` says that what lies behind cannot be judged from what
+    was received: hypotheses about the draft's inputs are not tried on it.
+    """
+
+    fault: str
+    title: str
+    evidence: tuple[str, ...]
+    variant: str = ""
+    confidence: float = 1.0
+    alike: tuple[str, ...] = ()
+    masks: bool = False
