@@ -12,7 +12,8 @@ from torch import Tensor
 
 from spectrace.engine.draft import DraftModel
 from spectrace.replay.attend import BranchAttend, PrefixAttend
-from spectrace.replay.features import TextFeatures
+from spectrace.replay.configuration import ADVANCING, Steps
+from spectrace.replay.features import Fed
 from spectrace.replay.inputs import Int
 
 __all__ = ["Branches"]
@@ -25,17 +26,17 @@ class Branches:
     depth reached: first the base rows', in order.
     """
 
-    def __init__(self, model: DraftModel, block: Sequence[TextFeatures]) -> None:
-        self.model, self.block = model, block
+    def __init__(self, model: DraftModel, block: Sequence[Fed], steps: Steps = ADVANCING) -> None:
+        self.model, self.block, self.steps = model, block, steps
         weight = next(model.parameters())
         self.device = weight.device
-        borders = np.cumsum([0, *(len(one.rows) for one in block)])
-        counts = [len(one.rows) - len(one.text.prompt) for one in block]
+        borders = np.cumsum([0, *(len(one) for one in block)])
+        counts = [len(one) - len(one.text.prompt) for one in block]
         first = [start + len(one.text.prompt) - 1 for start, one in zip(borders.tolist(), block, strict=False)]
         self.bases: Int = np.concatenate([at + np.arange(count) for at, count in zip(first, counts, strict=True)])
         self._borders: Int = np.cumsum([0, *counts])
-        tokens = torch.tensor([token for one in block for token in one.text.tokens[1 : len(one.rows) + 1]])
-        positions = torch.tensor([position for one in block for position in range(len(one.rows))])
+        tokens = torch.tensor([token for one in block for token in one.text.tokens[1 : len(one) + 1]])
+        positions = torch.tensor([position for one in block for position in range(len(one))])
         features = torch.cat([one.load() for one in block]).to(self.device, weight.dtype)
         prefix = PrefixAttend(borders)
         self._branch = BranchAttend(prefix)
@@ -61,7 +62,7 @@ class Branches:
         topk = tokens_Mk.shape[1]
         above = self.bases[parents] if self._depth == 0 else parents
         self._branch.enter(np.repeat(self.bases, topk), self._borders * topk, above)
-        self._state, self._positions = self._state[index], self._positions[index] + 1
+        self._state, self._positions = self._state[index], self._positions[index] + self.steps.to(self._depth + 1)
         tokens = torch.from_numpy(tokens_Mk.reshape(-1)).to(self.device)
         hidden, self._state = self.model(tokens, self._state, self._positions, self._branch)
         self._rows, self._depth = parents, self._depth + 1

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spectrace.replay.inputs import DepthRows
+from spectrace.replay.inputs import DepthRows, Int
 from spectrace.replay.replay import DepthOutput
 
 __all__ = ["STAGES", "Comparison", "Drawn", "StageError", "row_error"]
@@ -34,8 +34,8 @@ class Drawn:
     temperature: Mapping[int, float]
     q: Mapping[tuple[int, int, int], float]
 
-    def errors(self, rows: DepthRows, output: DepthOutput) -> tuple[int, Tensor]:
-        """How many answers verification met, and |Δq| / q of each."""
+    def errors(self, rows: DepthRows, output: DepthOutput) -> tuple[Int, Tensor]:
+        """Which of the answering rows verification met, and |Δq| / q of each."""
         answering = rows.drafted.take(rows.answering)
         keys = list(zip(answering["request"].tolist(), answering["round"].tolist(), strict=True))
         recorded = [self.q.get((*key, output.depth), -1.0) for key in keys]
@@ -44,7 +44,7 @@ class Drawn:
         probs = (output.logits[met].cpu().double() / temperatures[:, None]).softmax(-1)
         ids = torch.from_numpy(answering["draft_token"][met].astype(np.int64))
         replayed, q = probs.gather(-1, ids[:, None])[:, 0], torch.tensor([recorded[at] for at in met]).double()
-        return len(met), (replayed - q).abs() / q
+        return np.asarray(met, np.int64), (replayed - q).abs() / q
 
 
 @dataclass(slots=True)
@@ -69,7 +69,8 @@ class Comparison:
         self.secs += output.secs
         self.served_secs += float(np.nansum(rows.drafted["forward_secs"]))
         if self.drawn:
-            self._merge("probability", *self.drawn.errors(rows, output))
+            met, errors = self.drawn.errors(rows, output)
+            self._merge("probability", len(met), errors)
         else:
             served = rows.drafted["token"][rows.answering]
             self.answers += len(served)

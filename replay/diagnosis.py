@@ -61,7 +61,7 @@ class Identified:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The answer. `repaired_acceptance` is with every named cause repaired; `notes` say what was not decided and why."""
+    """The answer. `repaired_acceptance` is with every named cause repaired; `notes` say what was not decided."""
 
     verdict: Verdict
     causes: tuple[Cause, ...]

@@ -19,14 +19,15 @@ from torch import Tensor
 
 from spectrace.engine.draft import DraftModel
 from spectrace.replay.branches import Branches
-from spectrace.replay.features import TextFeatures, blocks, received_features
+from spectrace.replay.configuration import ADVANCING, Steps
+from spectrace.replay.features import Fed, blocks, received_features
 from spectrace.replay.inputs import Int
 from spectrace.replay.texts import Text, read_texts
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["ExpectedWalk", "drafts_were_drawn", "expected_walk"]
+__all__ = ["ExpectedWalk", "chances", "drafts_were_drawn", "emitted_probabilities", "expected", "expected_walk"]
 
 Float = npt.NDArray[np.float64]
 _WALKS = 2000
@@ -64,24 +65,26 @@ def expected_walk(trace: Trace, model: DraftModel) -> ExpectedWalk | None:
     """
     texts, verified = read_texts(trace), trace.rows("verified")
     depth = max((text.depth for text in texts.values()), default=0)
-    emitted = _emitted_probabilities(trace, verified, texts)
-    chances: list[Float] = []
+    emitted = emitted_probabilities(trace, verified, texts)
+    held: list[Float] = []
     found = received_features(trace, texts, depth)
     for block in blocks(found):
-        chances += _chances(model, block, emitted, depth)
-    if not chances:
+        held += chances(model, block, emitted, depth)
+    if not held:
         return None
     texts = {one.request: one.text for one in found}
     served = _served_runs(verified, texts, depth)
-    rounds, correct = (sum(x) for x in zip(*map(_expected, chances), strict=True))
-    low, high = np.percentile(_walks(chances), _INTERVAL)
+    rounds, correct = (sum(x) for x in zip(*map(expected, held), strict=True))
+    low, high = np.percentile(_walks(held), _INTERVAL)
     return ExpectedWalk(1 + float(served.mean()), len(served), 1 + correct / rounds, float(low), float(high))
 
 
 @torch.inference_mode()
-def _chances(model: DraftModel, block: Sequence[TextFeatures], emitted: Mapping[int, Float], depth: int) -> list[Float]:
+def chances(
+    model: DraftModel, block: Sequence[Fed], emitted: Mapping[int, Float], depth: int, steps: Steps = ADVANCING
+) -> list[Float]:
     """For every start of every request, the chance [S, K] that a draft is accepted if those before it were."""
-    branches = Branches(model, block)
+    branches = Branches(model, block, steps)
     counts = [len(starts) for _, starts, _ in branches.starts()]
     pairs = list(zip(block, counts, strict=True))
     answers = np.concatenate([_windows(one.text.output, count, depth) for one, count in pairs])
@@ -107,7 +110,7 @@ def _windows(values: Sequence[int] | Float, starts: int, depth: int) -> npt.NDAr
     return np.lib.stride_tricks.sliding_window_view(np.asarray(values), depth)[1 : starts + 1]
 
 
-def _emitted_probabilities(trace: Trace, verified: Rows, texts: Mapping[int, Text]) -> dict[int, Float]:
+def emitted_probabilities(trace: Trace, verified: Rows, texts: Mapping[int, Text]) -> dict[int, Float]:
     """The target's probability of every output token; 1 for the first, which no round drafts."""
     accepted = verified.take(verified["accepted"])
     found = {request: np.ones(len(text.output)) for request, text in texts.items()}
@@ -135,7 +138,7 @@ def _served_runs(verified: Rows, texts: Mapping[int, Text], depth: int) -> Int:
     return np.array([runs[key] for key, t in starts.items() if t + depth < len(texts[key[0]].output)])
 
 
-def _expected(chances_SK: Float) -> tuple[float, float]:
+def expected(chances_SK: Float) -> tuple[float, float]:
     """Expected rounds and correct drafts of one text: every start's chance of being visited, in order."""
     starts, depth = chances_SK.shape
     reach = np.concatenate([np.ones((starts, 1)), np.cumprod(chances_SK, 1)], axis=1)

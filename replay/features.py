@@ -6,6 +6,7 @@ Shapes: A slots, F target width, P rows of a text.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,24 @@ from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["TextFeatures", "blocks", "received_features", "reference_features"]
+__all__ = ["Fed", "TextFeatures", "became_text", "blocks", "first_rows", "received_features", "reference_features"]
 
 _BLOCK_ROWS = 4096
+_Fed = TypeVar("_Fed", bound="Fed")
+
+
+class Fed(Protocol):
+    """One request's text with what a draft is fed for its first positions: `load` gives them, [P, A*F]."""
+
+    @property
+    def request(self) -> int: ...
+
+    @property
+    def text(self) -> Text: ...
+
+    def __len__(self) -> int: ...
+
+    def load(self) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +47,9 @@ class TextFeatures:
     text: Text
     rows: Rows
     wiring: tuple[int, ...] | None
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     def load(self) -> Tensor:
         """The features [P, A*F]."""
@@ -53,9 +72,9 @@ def reference_features(trace: Trace, texts: Mapping[int, Text], wiring: Sequence
             f"{trace.folder}: reference holds boundaries {_listed(sorted(kept))}, not {_listed(missing)}; "
             f"record again with --capture {_listed(sorted(kept | set(wiring)))}"
         )
-    reference = reference.take(_became_text(reference, trace.rows("verified", accepted=True)))
+    reference = reference.take(became_text(reference, trace.rows("verified", accepted=True)))
     needed = {request: len(text.tokens) - 1 for request, text in texts.items() if len(text.output) > 1}
-    found = _by_request(reference, needed)
+    found = first_rows(reference, needed)
     if not found:
         raise UserError(
             f"{trace.folder}: no answer of two tokens or more has reference rows for its whole text; record longer ones"
@@ -70,20 +89,20 @@ def received_features(trace: Trace, texts: Mapping[int, Text], depth: int) -> li
     """
     received = trace.rows("received", live=True, depth=0, rank=0)
     long = {request: text for request, text in texts.items() if len(text.output) > depth + 1}
-    found = _by_request(received, {request: len(text.tokens) - depth - 1 for request, text in long.items()})
+    found = first_rows(received, {request: len(text.tokens) - depth - 1 for request, text in long.items()})
     return [TextFeatures(request, texts[request], rows, None) for request, rows in found]
 
 
-def blocks(found: Sequence[TextFeatures]) -> list[list[TextFeatures]]:
+def blocks(found: Sequence[_Fed]) -> list[list[_Fed]]:
     """Texts in groups of about as many rows, so that memory stays flat."""
-    ends = list(accumulate(len(one.rows) for one in found))
-    groups: dict[int, list[TextFeatures]] = {}
+    ends = list(accumulate(len(one) for one in found))
+    groups: dict[int, list[_Fed]] = {}
     for one, end in zip(found, ends, strict=True):
         groups.setdefault(end // _BLOCK_ROWS, []).append(one)
     return list(groups.values())
 
 
-def _by_request(rows: Rows, needed: Mapping[int, int]) -> list[tuple[int, Rows]]:
+def first_rows(rows: Rows, needed: Mapping[int, int]) -> list[tuple[int, Rows]]:
     """The first `needed` rows of each request, of those that have them all."""
     found = []
     for request, count in needed.items():
@@ -94,7 +113,7 @@ def _by_request(rows: Rows, needed: Mapping[int, int]) -> list[tuple[int, Rows]]
     return found
 
 
-def _became_text(reference: Rows, accepted: Rows) -> np.ndarray:
+def became_text(reference: Rows, accepted: Rows) -> np.ndarray:
     """Rows outside rounds (prompts, plain decoding), and those of a round that its verification accepted."""
 
     def key(rows: Rows, node: str) -> npt.NDArray[np.void]:

@@ -1,4 +1,4 @@
-"""What a trace shows to be wrong by itself, before any hypothesis is tried: hashes, tokens, positions, rows and ranks."""
+"""What a trace shows to be wrong by itself, before any hypothesis is tried: in hashes, tokens, positions, ranks."""
 
 from dataclasses import dataclass
 

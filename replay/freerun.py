@@ -11,7 +11,8 @@ import torch
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.tree import Growth, Tree, TreeShape, top_candidates
 from spectrace.replay.branches import Branches
-from spectrace.replay.features import TextFeatures, blocks, reference_features
+from spectrace.replay.configuration import ADVANCING, Steps
+from spectrace.replay.features import Fed, blocks, reference_features
 from spectrace.replay.texts import read_texts
 from spectrace.replay.trees import served_shape
 from spectrace.replay.walk import Walk, walk, walk_acceptance
@@ -19,7 +20,7 @@ from spectrace.tracer.acceptance import Acceptance
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.trace import Trace
 
-__all__ = ["free_run_acceptance"]
+__all__ = ["free_run", "free_run_acceptance"]
 
 
 def free_run_acceptance(
@@ -40,15 +41,17 @@ def free_run_acceptance(
         raise UserError(f"{trace.folder}: nothing was drafted in it; say how deep to draft")
     walks: list[Walk] = []
     for block in blocks(reference_features(trace, texts, wiring)):
-        drafts = _free_run(model, block, shape)
+        drafts = free_run(model, block, shape)
         walks += [walk(drafts[one.request], one.text.output) for one in block]
     return walk_acceptance(walks, shape.depth)
 
 
 @torch.inference_mode()
-def _free_run(model: DraftModel, block: Sequence[TextFeatures], shape: TreeShape) -> dict[int, dict[int, Tree]]:
+def free_run(
+    model: DraftModel, block: Sequence[Fed], shape: TreeShape, steps: Steps = ADVANCING
+) -> dict[int, dict[int, Tree]]:
     """What is drafted at every start t of every request."""
-    branches = Branches(model, block)
+    branches = Branches(model, block, steps)
     growth = Growth(shape, len(branches.bases))
     while True:
         below = top_candidates(branches.logits, shape.topk)

@@ -20,7 +20,7 @@ from spectrace.tracer.acceptance import Acceptance, acceptance_of_rows
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.trace import Trace
 
-__all__ = ["ReplayReport", "replay_trace"]
+__all__ = ["ReplayReport", "read_drawn", "replay_trace"]
 
 _BLOCK_ROWS = 4096
 _TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.1  # of a row's maximum, in fp32 and below: far beyond what rounding does
@@ -72,7 +72,7 @@ def replay_trace(
     if not len(served.requests):
         raise UserError(f"{trace.folder}: no request has all its draft rows from position 0; record whole requests")
     _check_width(trace, served, model)
-    drawn = _drawn(trace)
+    drawn = read_drawn(trace)
     comparison, walks, done = Comparison(drawn=drawn), dict[int, Walk](), 0
     for requests in served.blocks(block_rows):
         inputs = served.inputs(requests)
@@ -105,7 +105,7 @@ def replay_trace(
     )
 
 
-def _drawn(trace: Trace) -> Drawn | None:
+def read_drawn(trace: Trace) -> Drawn | None:
     """The probabilities that drawn drafts had, None where drafts were chosen."""
     if not drafts_were_drawn(trace):
         return None

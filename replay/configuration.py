@@ -1,0 +1,78 @@
+"""What a draft computes and what it is fed, as one value: the point from which every hypothesis is one step away.
+
+Shapes: A slots.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from spectrace.engine.draft import DraftModel
+from spectrace.engine.rope import inverse_frequencies
+from spectrace.engine.spec import DraftSpec
+
+__all__ = ["ADVANCING", "Configuration", "Slot", "Steps", "View"]
+
+
+class View(StrEnum):
+    """What of a boundary a slot holds: the stream, the stream after the final norm, or what the last MLP added."""
+
+    STREAM = "stream"
+    NORMED = "normed"
+    BRANCH = "branch"
+
+
+_SUFFIX = {View.STREAM: "", View.NORMED: " after the final norm", View.BRANCH: " without its residual"}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Slot:
+    """What one slot of the wiring holds."""
+
+    boundary: int
+    view: View = View.STREAM
+
+    def __str__(self) -> str:
+        return f"{self.boundary}{_SUFFIX[self.view]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How far positions move from depth 0 to depth 1, and from each deeper one to the next."""
+
+    first: int = 1
+    later: int = 1
+
+    def to(self, depth: int) -> int:
+        """The step to this depth from the one above."""
+        return self.first if depth == 1 else self.later
+
+
+ADVANCING = Steps()
+
+
+@dataclass(frozen=True, eq=False)
+class Configuration:
+    """A draft's switches, weights (by `DraftModel`'s names), wiring and steps.
+
+    `said` names what was done to links that switches do not show, such as weights: link -> what it is now.
+    """
+
+    spec: DraftSpec
+    tensors: Mapping[str, Tensor]
+    wiring: tuple[Slot, ...]
+    steps: Steps = ADVANCING
+    said: Mapping[str, str] = field(default_factory=dict)
+
+    def build(self) -> DraftModel:
+        """The draft, ready to run over these very tensors: nothing is copied."""
+        with torch.device("meta"):
+            model = DraftModel(self.spec)
+        wanted = model.state_dict().keys()
+        model.load_state_dict({name: self.tensors[name] for name in wanted}, assign=True)
+        device = self.tensors["output_norm.weight"].device
+        model.attention.frequencies = inverse_frequencies(self.spec.rope, self.spec.rope_width).to(device)
+        return model.eval().requires_grad_(False)

@@ -1,0 +1,229 @@
+"""What can go wrong with a draft, as data: small named steps from one configuration to another, and how links read.
+
+A link is one thing that configuration, engine and training can each have their own way. A new hypothesis is one entry
+in one of the lists below; it says nothing of who is wrong, since the same step explains an engine or a config.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from spectrace.engine.spec import DraftSpec, FuseNorm, MlaSpec, RopeKind, Stream
+from spectrace.replay.configuration import Configuration, Slot, Steps, View
+
+__all__ = ["LINKS", "Hypothesis", "computing", "feeding", "mapping", "moving"]
+
+Apply = Callable[[Configuration], Configuration]
+_FAR, _THETAS = 4, tuple(float(f"{digit}e{power}") for power in range(2, 8) for digit in (1, 2, 2.5, 5))
+_NORMS = ("embedding_norm", "feature_norm", "mlp_norm", "output_norm")
+_ADDERS = {"attention.o": "attention", "mlp.down": "mlp"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One step: the `link` that it changes, the fault it stands for, and the step itself.
+
+    `deeper` hypotheses show at depth 1 and beyond only. `alike` are faults that no data tell from it.
+    """
+
+    link: str
+    fault: str
+    title: str
+    apply: Apply
+    variant: str = ""
+    deeper: bool = False
+    alike: tuple[str, ...] = ()
+
+
+def _theta(at: Configuration) -> str:
+    return f"{at.spec.rope.theta:g}"
+
+
+def _scaling(at: Configuration) -> str:
+    rope, attention = at.spec.rope, at.spec.attention
+    scale = f", softmax scale {attention.softmax_scale:.3g}" if isinstance(attention, MlaSpec) else ""
+    return "none" + scale if rope.kind is RopeKind.DEFAULT else f"{rope.kind} by {rope.factor:g}{scale}"
+
+
+def _listed(slots: Sequence[Slot]) -> str:
+    return f"({', '.join(map(str, slots))})"
+
+
+LINKS: Mapping[str, Callable[[Configuration], str]] = {
+    "wiring": lambda at: _listed(at.wiring),
+    "fc": lambda at: "applied" if at.spec.projects else "skipped",
+    "norm before fc": lambda at: str(at.spec.fuse_norm),
+    "residual": lambda at: str(at.spec.residual),
+    "feedback": lambda at: str(at.spec.feedback),
+    "rope theta": _theta,
+    "rope scaling": _scaling,
+    "rope pairs": lambda at: "interleaved" if at.spec.rope.interleaved else "halves",
+    "positions": lambda at: f"+{at.steps.first} to depth 1, +{at.steps.later} to each deeper",
+    "weights": lambda at: at.said.get("weights", "the checkpoint's"),
+    "head": lambda at: at.said.get("head", "the draft's own" if at.spec.own_head else "the target's"),
+    "embedding": lambda at: at.said.get("embedding", "the draft's own" if at.spec.own_embedding else "the target's"),
+    "vocabulary map": lambda at: at.said.get("vocabulary map", "the checkpoint's d2t, as offsets"),
+}
+
+
+def computing(at: Configuration, shared: Mapping[str, Tensor]) -> Iterator[Hypothesis]:
+    """Every other way to compute the same draft: switches, RoPE and weights.
+
+    `shared` are the target's "embedding" and "head", as far as they are known.
+    """
+    yield from _switches(at.spec)
+    yield from _rope(at.spec)
+    yield from _weights(at, shared)
+
+
+def _switched(**changes: object) -> Apply:
+    return lambda at: replace(at, spec=replace(at.spec, **changes))  # type: ignore[arg-type]
+
+
+def _other(stream: Stream) -> Stream:
+    return Stream.PRE_NORM if stream is Stream.POST_NORM else Stream.POST_NORM
+
+
+def _switches(spec: DraftSpec) -> Iterator[Hypothesis]:
+    residual, feedback = _other(spec.residual), _other(spec.feedback)
+    yield Hypothesis("residual", "N1", f"the residual is {residual}", _switched(residual=residual))
+    yield Hypothesis("feedback", "N3", f"what is fed back is {feedback}", _switched(feedback=feedback), deeper=True)
+    for norm in FuseNorm:
+        if norm is not spec.fuse_norm:
+            yield Hypothesis("norm before fc", "N2", f"the norm before fc is {norm}", partial(_fused, norm))
+    if spec.features_width == spec.width:
+        yield Hypothesis("fc", "M2", "fc is skipped", _switched(projects=not spec.projects))
+
+
+def _fused(norm: FuseNorm, at: Configuration) -> Configuration:
+    """The same weights under another norm before fc; ones where there were none."""
+    names = sorted(name for name in at.tensors if name.startswith("fuse_norms."))
+    known = [at.tensors[name] for name in names] or [at.tensors["fc.weight"].new_ones(at.spec.features_width)]
+    gains = torch.cat(known)
+    parts = {FuseNorm.NONE: [], FuseNorm.WHOLE: [gains], FuseNorm.PER_SLOT: list(gains.chunk(at.spec.slots))}[norm]
+    rest = {name: tensor for name, tensor in at.tensors.items() if name not in names}
+    norms = {f"fuse_norms.{slot}.weight": gain for slot, gain in enumerate(parts)}
+    return replace(at, spec=replace(at.spec, fuse_norm=norm), tensors={**rest, **norms})
+
+
+def _rope(spec: DraftSpec) -> Iterator[Hypothesis]:
+    rope = spec.rope
+    near = (rope.theta * factor for factor in (0.25, 0.5, 2.0, 4.0))
+    for theta in sorted({*_THETAS, *near} - {rope.theta}):
+        changed = replace(rope, theta=theta)
+        yield Hypothesis("rope theta", "R3", f"RoPE's theta is {theta:g}", _switched(rope=changed))
+    flipped = replace(rope, interleaved=not rope.interleaved)
+    pairs = "interleaved pairs" if flipped.interleaved else "halves"
+    yield Hypothesis("rope pairs", "R5", f"RoPE rotates {pairs}", _switched(rope=flipped), alike=("P5",))
+    if rope.kind is not RopeKind.DEFAULT:
+        yield Hypothesis("rope scaling", "R4", "RoPE's scaling is dropped", _unscaled)
+        if isinstance(spec.attention, MlaSpec) and spec.attention.softmax_scale != 1.0:
+            title = "RoPE's scaling is dropped, the softmax scale kept"
+            plain = replace(rope, kind=RopeKind.DEFAULT, cos_scale=1.0)
+            yield Hypothesis("rope scaling", "R4", title, _switched(rope=plain), variant="softmax-kept")
+
+
+def _unscaled(at: Configuration) -> Configuration:
+    attention, plain = at.spec.attention, replace(at.spec.rope, kind=RopeKind.DEFAULT, cos_scale=1.0)
+    if isinstance(attention, MlaSpec):
+        attention = replace(attention, softmax_scale=1.0)
+    return replace(at, spec=replace(at.spec, rope=plain, attention=attention))
+
+
+def _weights(at: Configuration, shared: Mapping[str, Tensor]) -> Iterator[Hypothesis]:
+    yield Hypothesis("weights", "P4", "gate and up are swapped", _swapped)
+    for norm in _NORMS:
+        if not bool((at.tensors[f"{norm}.weight"] == 1).all()):
+            yield _put("weights", "P1", f"{norm} is all ones", f"{norm}.weight", torch.ones_like, variant="norm")
+    for name, part in _ADDERS.items():
+        yield _put("weights", "P1", f"{name} is zero", f"{name}.weight", torch.zeros_like, variant=part)
+    head, embedding = shared.get("head"), shared.get("embedding")
+    if head is not None and at.spec.own_head and head.shape[1] == at.spec.width:
+        first = head[: at.spec.draft_vocab]
+        yield _put("head", "P2", "the head is the target's first rows", "head.weight", partial(_instead, first))
+    if embedding is not None and at.spec.own_embedding and embedding.shape[1] == at.spec.width:
+        yield _put("embedding", "A1", "the embedding is the target's", "embedding.weight", partial(_instead, embedding))
+
+
+def _swapped(at: Configuration) -> Configuration:
+    gate, up = "mlp.gate.weight", "mlp.up.weight"
+    tensors = {**at.tensors, gate: at.tensors[up], up: at.tensors[gate]}
+    return replace(at, tensors=tensors, said={**at.said, "weights": "gate and up swapped"})
+
+
+def _put(
+    link: str, fault: str, title: str, name: str, make: Callable[[Tensor], Tensor], *, variant: str = ""
+) -> Hypothesis:
+    """Another tensor of this name."""
+
+    def apply(at: Configuration) -> Configuration:
+        new = make(at.tensors[name]).to(at.tensors[name].dtype)
+        return replace(at, tensors={**at.tensors, name: new}, said={**at.said, link: title})
+
+    return Hypothesis(link, fault, title, apply, variant=variant)
+
+
+def mapping(at: Configuration, rebuilt: Tensor | None) -> Iterator[Hypothesis]:
+    """Every other way to read the table from draft ids to tokens; `rebuilt` is the one that t2d says, if any."""
+    table, own = at.tensors["d2t"], torch.arange(at.spec.draft_vocab, device=at.tensors["d2t"].device)
+    named = {
+        "each id stands for itself": ("V1", torch.zeros_like(table), ("V5",)),
+        "the table holds tokens, not offsets": ("V2", table - own, ()),
+        "the table is one row late": ("V4", table.roll(-1), ()),
+        "the table is one row early": ("V4", table.roll(1), ()),
+    }
+    if rebuilt is not None:
+        named["the table is the one that t2d says"] = ("V3", rebuilt.to(table), ("V2", "V4", "V5"))
+    for title, (fault, offsets, alike) in named.items():
+        meant = (own + offsets) % at.spec.target_vocab - own
+        if not torch.equal(meant, table):
+            yield replace(_put("vocabulary map", fault, title, "d2t", partial(_instead, meant)), alike=alike)
+
+
+def _instead(new: Tensor, _old: Tensor) -> Tensor:
+    return new
+
+
+def moving() -> Iterator[Hypothesis]:
+    """Every other way to count positions below a row."""
+    for steps, fault, title in (
+        (Steps(2, 1), "R1", "positions are one too far from depth 1 on"),
+        (Steps(0, 1), "R2", "positions stay for one depth"),
+        (Steps(0, 0), "R2", "positions are not advanced"),
+    ):
+        yield Hypothesis("positions", fault, title, partial(_stepping, steps), deeper=True)
+
+
+def _stepping(steps: Steps, at: Configuration) -> Configuration:
+    return replace(at, steps=steps)
+
+
+def feeding(at: Configuration, layers: int, known: Sequence[int]) -> Iterator[tuple[Slot, ...]]:
+    """Other wirings near this one, over known boundaries: moved, permuted, defaulted, a slot dropped or replaced."""
+    own, found = at.wiring, dict[tuple[Slot, ...], None]()
+    numbers = tuple(slot.boundary for slot in own)
+    for by in (*range(1, _FAR + 1), *range(-1, -_FAR - 1, -1)):
+        found[_clamped([b + by for b in numbers], layers)] = None
+        for place in range(len(own)):
+            found[_clamped([b + by * (i == place) for i, b in enumerate(numbers)], layers)] = None
+    for order in permutations(own) if len(own) <= _FAR else ():
+        found[order] = None
+    if len(own) == 3:
+        found[_clamped((2, layers // 2, layers - 3), layers)] = None
+    found[_clamped((0, *numbers[:-1]), layers)] = None
+    found[_clamped((*numbers[1:], layers - 3), layers)] = None
+    for place in range(len(own)):
+        for boundary in (0, *known):
+            found[*own[:place], Slot(boundary), *own[place + 1 :]] = None
+        if own[place].boundary == layers:
+            found[*own[:place], Slot(layers, View.NORMED), *own[place + 1 :]] = None
+    have = set(known)
+    yield from (w for w in found if w != own and {slot.boundary for slot in w} <= have)
+
+
+def _clamped(numbers: Sequence[int], layers: int) -> tuple[Slot, ...]:
+    return tuple(Slot(min(max(b, 0), layers)) for b in numbers)

@@ -1,0 +1,142 @@
+"""Which boundary each received slot holds, found by value: every slot against every boundary that can be had.
+
+An error is max|Δ| over the row's max|true|, the median over rows, after the best scale where that is not 1.
+
+Shapes: N rows, A slots, F target width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spectrace.replay.configuration import Slot, View
+from spectrace.replay.diagnosis import Identified
+from spectrace.replay.truth import Truth, TrueText
+from spectrace.tracer.rowset import Rows
+
+__all__ = ["Match", "identify"]
+
+_REQUESTS, _ROWS, _BYTES = 4, 384, 256 << 20
+_EXACT, _COARSE, _NEAR, _CLEAR = 1e-3, 3e-2, 0.12, 3.0
+_SCALED = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One slot: the boundary it holds, None where no known one comes near; `scale` is what it was multiplied by.
+
+    `exact` means to within what rounding does in this precision; otherwise the values came near and no other did.
+    """
+
+    held: Slot | None
+    exact: bool
+    scale: float
+    rows: int
+    shown: Identified
+
+
+def identify(
+    received: Rows, truth: Truth, configured: Sequence[Slot], *, coarse: bool, width: int
+) -> tuple[Match, ...]:
+    """Match some of these received rows (live, depth 0) against everything that is known; empty if nothing can be."""
+    rows = received.where(request=list(truth.texts)[:_MOST_REQUESTS]) if len(received) else received
+    candidates = _candidates(truth)
+    requests = _some(truth, rows, _row_limit(len(candidates), width))
+    if not requests or not candidates:
+        return ()
+    texts = truth.read(requests, candidates)
+    mine = _rows_of(rows, texts)
+    features = mine.tensor("features").float()
+    if features.shape[1] % width:
+        return ()
+    true = {slot: _aligned(texts, slot, mine) for slot in candidates}
+    slots = features.split(width, dim=1)
+    tolerance = _COARSE if coarse else _EXACT
+    return tuple(_match(at, slot, true, configured, tolerance) for at, slot in enumerate(slots))
+
+
+_MOST_REQUESTS = 64
+
+
+def _candidates(truth: Truth) -> list[Slot]:
+    known = truth.known()
+    slots = [Slot(boundary, view) for boundary in known for view in (View.STREAM, View.BRANCH) if boundary or not view]
+    slots = [Slot(b) for b in known] + [Slot(b, View.BRANCH) for b in known if b]
+    if truth.layers is not None:
+        slots.append(Slot(truth.layers, View.NORMED))
+    return [slot for slot in slots if truth.has(slot)]
+
+
+def _row_limit(candidates: int, width: int) -> int:
+    return max(16, min(_ROWS, _BYTES // max(4 * candidates * width, 1)))
+
+
+def _some(truth: Truth, rows: Rows, limit: int) -> list[int]:
+    """A few requests, short ones first, that hold no more true rows than the limit."""
+    there = set(np.unique(rows["request"]).tolist())
+    order = sorted(there & truth.texts.keys(), key=lambda request: len(truth.texts[request].tokens))
+    chosen, total = list[int](), 0
+    for request in order[:_REQUESTS]:
+        total += len(truth.texts[request].tokens)
+        if chosen and total > limit:
+            break
+        chosen.append(request)
+    return chosen
+
+
+def _rows_of(rows: Rows, texts: Sequence[TrueText]) -> Rows:
+    """The received rows that stand on known text."""
+    length = {text.request: len(next(iter(text.slots.values()))) for text in texts}
+    there = np.array([p < length.get(r, 0) for r, p in zip(rows["request"].tolist(), rows["position"].tolist(), strict=True)])
+    rows = rows.take(there)
+    return rows.take(np.linspace(0, len(rows) - 1, min(len(rows), _ROWS)).astype(np.int64)) if len(rows) else rows
+
+
+def _aligned(texts: Sequence[TrueText], slot: Slot, rows: Rows) -> Tensor:
+    """The true tensors of the rows, [N, F]."""
+    by_request = {text.request: text.slots[slot] for text in texts}
+    pairs = zip(rows["request"].tolist(), rows["position"].tolist(), strict=True)
+    return torch.stack([by_request[request][position] for request, position in pairs]).float()
+
+
+def _match(at: int, slot: Tensor, true: dict[Slot, Tensor], configured: Sequence[Slot], tolerance: float) -> Match:
+    errors = {candidate: _error(slot, tensor) for candidate, tensor in true.items()}
+    own = configured[at] if at < len(configured) else None
+    # Of equal ones (a layer that changes nothing) the configured boundary is named.
+    order = sorted(errors, key=lambda one: (errors[one][0], one != own))
+    best = order[0]
+    if own in errors and errors[own][0] <= max(tolerance / 10, errors[best][0]):
+        best = own
+    error, scale = errors[best]
+    others = [one for one in order if one != best and errors[one][0] > max(2 * error, tolerance / 10)]
+    runner_up = others[0] if others else None
+    other_error = errors[runner_up][0] if runner_up else float("inf")
+    near = error <= tolerance or (error <= _NEAR and other_error >= _CLEAR * error)
+    shown = Identified(
+        slot=at,
+        configured="" if own is None else str(own),
+        best=f"{best}{_scaled(scale)}" if near else "no known boundary",
+        error=error,
+        runner_up="" if runner_up is None else str(runner_up),
+        runner_up_error=other_error,
+    )
+    return Match(best if near else None, error <= tolerance, scale, len(slot), shown)
+
+
+def _scaled(scale: float) -> str:
+    return "" if abs(scale - 1) <= _SCALED else f" times {scale:.3g}"
+
+
+def _error(slot: Tensor, true: Tensor) -> tuple[float, float]:
+    """The median error and the scale; a slot of zeros matches nothing."""
+    product, square = (slot * true).sum(), true.square().sum()
+    scale = float(product / square) if float(square) else 0.0
+    if abs(scale - 1) <= _SCALED:
+        scale = 1.0
+    if not scale or not bool(slot.any()):
+        return float("inf"), 1.0
+    size = true.abs().amax(1).clamp_min(1e-30) * abs(scale)
+    return float(((slot - scale * true).abs().amax(1) / size).median()), scale
