@@ -69,11 +69,12 @@ class Served:
         return DraftInputs(requests, tuple(depths))
 
 
-def read_served(trace: Trace) -> Served:
+def read_served(trace: Trace, *, gaps: bool = False) -> Served:
     """Join what the draft received with what it made of it, live rows only.
 
     A request whose depth-0 rows do not run from position 0 without a gap cannot be replayed, since the draft's cache
-    needs them all: it is listed as incomplete. Raises UserError when the trace holds no draft rows.
+    needs them all: it is listed as incomplete. With `gaps` it is replayed all the same: for a draft that really was
+    handed no other rows. Raises UserError when the trace holds no draft rows.
     """
     received, drafted = (trace.rows(family, live=True, rank=0) for family in ("received", "drafted"))
     if not len(received):
@@ -82,17 +83,19 @@ def read_served(trace: Trace) -> Served:
     zero = received.take(received["depth"] == 0)
     requests, first, counts = np.unique(zero["request"], return_index=True, return_counts=True)
     offsets = np.arange(len(zero)) - np.repeat(first, counts)
-    whole = ~np.isin(requests, zero["request"][zero["position"] != offsets])
+    whole = ~np.isin(requests, zero["request"][zero["position"] != offsets]) | gaps
     return Served(received, drafted, requests[whole].astype(np.int64), requests[~whole].astype(np.int64))
 
 
 def _joined(received: Rows, drafted: Rows) -> tuple[Rows, Rows]:
-    """Both families in (request, depth, base position, node) order, without rows that only one of them has."""
+    """Both families in (request, depth, pass, node) order, without rows that only one of them has.
+
+    Passes run in the order of their time, so that the rows of a text stand in its order; positions are what an engine
+    says they are, and may be wrong.
+    """
 
     def keys(rows: Rows) -> Int:
-        columns = [rows[name].astype(np.int64) for name in ("request", "depth", "position", "pass", "node")]
-        columns[2] = columns[2] - columns[1]
-        return np.stack(columns, axis=1)
+        return np.stack([rows[name].astype(np.int64) for name in ("request", "depth", "pass", "node")], axis=1)
 
     received_keys, drafted_keys = keys(received), keys(drafted)
     order_r, order_d = np.lexsort(received_keys.T[::-1]), np.lexsort(drafted_keys.T[::-1])
