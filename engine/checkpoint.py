@@ -19,8 +19,12 @@ from spectrace.engine.draft import DraftModel
 from spectrace.engine.fields import Fields, read_config
 from spectrace.engine.spec import DraftSpec, FuseNorm
 from spectrace.tracer.errors import UserError
+from spectrace.tracer.fingerprint import tensor_fingerprint
 
-__all__ = ["DraftCheckpoint", "LoadReport", "build_draft", "default_wiring", "read_draft", "read_tensor"]
+__all__ = [
+    "DraftCheckpoint", "LoadReport", "build_draft", "default_wiring", "read_draft", "read_tensor",
+    "weight_fingerprints",
+]  # fmt: skip
 
 # Fields that say nothing about what is computed here.
 _DESCRIPTIVE = frozenset({
@@ -190,6 +194,15 @@ def build_draft(
     for parameter in model.parameters():  # parameters alone: rotary frequencies stay float32 whatever the weights are
         parameter.data = parameter.data.to(dtype)
     return model.to(device).eval().requires_grad_(False)
+
+
+def weight_fingerprints(model: DraftModel) -> dict[str, str]:
+    """The hash of every tensor of a draft, as it stands in memory; of one that is split, of this rank's share."""
+    tensors: dict[str, Any] = model.state_dict()
+    return {
+        name: tensor_fingerprint(tensor.to_local() if hasattr(tensor, "to_local") else tensor)
+        for name, tensor in tensors.items()
+    }
 
 
 def _shared(checkpoint: DraftCheckpoint, what: str, target: Path | None, names: tuple[str, ...]) -> Tensor:

@@ -9,7 +9,7 @@ Shapes: T new rows, S cached rows, F target width, V vocabulary.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from spectrace.engine.fields import read_config
 from spectrace.engine.packing import Int, PackedRows, RowTable
 from spectrace.engine.parallel import Group
+from spectrace.engine.taps import Taps
 from spectrace.tracer.errors import UserError
 
 __all__ = ["TargetModel", "TargetRows", "check_target", "end_tokens", "find_decoder"]
@@ -30,11 +31,17 @@ _FULL, _SLIDING, _CHUNKED = "full_attention", "sliding_attention", "chunked_atte
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """What one forward gives: logits [T, V], the wanted boundaries [T, F] each, and the rows' places in the cache."""
+    """What one forward gives: logits [T, V], what was wanted [T, F] each, and the rows' places in the cache.
+
+    Branch b is what layer b-1's MLP adds to the stream, boundary b without its residual; branch 0 is boundary 0. Part b
+    is what this rank has of boundary b before the ranks sum.
+    """
 
     logits: Tensor
     boundaries: Mapping[int, Tensor]
     places: Int
+    branches: Mapping[int, Tensor] = field(default_factory=dict)
+    parts: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 def check_target(folder: Path) -> dict[str, Any]:
@@ -83,8 +90,8 @@ def _windows(folder: Path, text: Any) -> dict[str, int | None]:
 
 def _only_kind(text: Any) -> str:
     """The kind of all layers of a family that names none: by its own fields, since a file may hold another family's."""
-    for field, kind in (("sliding_window", _SLIDING), ("attention_chunk_size", _CHUNKED)):
-        if hasattr(type(text), field) and getattr(text, field) is not None:
+    for name, kind in (("sliding_window", _SLIDING), ("attention_chunk_size", _CHUNKED)):
+        if hasattr(type(text), name) and getattr(text, name) is not None:
             return kind
     return _FULL
 
@@ -172,10 +179,7 @@ class TargetModel:
         self.vocab = int(decoder.config.vocab_size)
         self._windows = _windows(folder, decoder.config)
         self._new_cache = DynamicCache
-        self._boundaries: dict[int, Tensor] = {}
-        self._wanted: frozenset[int] = frozenset()
-        for boundary, module in enumerate([*self.layers, self.norm]):
-            module.register_forward_pre_hook(self._hook(boundary), with_kwargs=True)
+        self.taps = Taps(self.layers, self.norm, group)
         self.reset()
 
     def reset(self) -> None:
@@ -183,25 +187,29 @@ class TargetModel:
         self.cache = self._new_cache()
         self.table = RowTable()
 
-    def _hook(self, boundary: int) -> Any:
-        def keep(_module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-            if boundary in self._wanted:
-                self._boundaries[boundary] = (args[0] if args else kwargs["hidden_states"])[0]
-
-        return keep
-
     @torch.inference_mode()
-    def forward(self, rows: PackedRows, *, boundaries: Iterable[int]) -> TargetRows:
-        """Run the new rows behind the cached ones; they stay on trial until `settle`."""
-        self._wanted, self._boundaries = frozenset(boundaries), {}
-        output: Any = self.model(
-            input_ids=self._on_device(rows.tokens)[None],
-            position_ids=self._on_device(rows.positions)[None],
-            attention_mask=self._masks(rows),
-            cache=self.cache,
-            use_cache=True,
-        )
-        return TargetRows(output.logits[0], dict(sorted(self._boundaries.items())), self.table.append(rows))
+    def forward(
+        self,
+        rows: PackedRows,
+        *,
+        boundaries: Iterable[int],
+        branches: Iterable[int] = (),
+        parts: Iterable[int] = (),
+    ) -> TargetRows:
+        """Run the new rows behind the cached ones; they stay on trial until `settle`.
+
+        Raises UserError for branches of layers without an MLP, and for parts where ranks do not sum into the stream.
+        """
+        with self.taps.taken(boundaries=boundaries, branches=branches, parts=parts) as taken:
+            output: Any = self.model(
+                input_ids=self._on_device(rows.tokens)[None],
+                position_ids=self._on_device(rows.positions)[None],
+                attention_mask=self._masks(rows),
+                cache=self.cache,
+                use_cache=True,
+            )
+        logits, places = output.logits[0], self.table.append(rows)
+        return TargetRows(logits, taken.boundaries, places, taken.branches, taken.parts)
 
     def _masks(self, rows: PackedRows) -> Tensor | dict[str, Tensor]:
         """What each row sees, [1, 1, T, S + T]; one mask per kind of layer where there are two.

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from spectrace.engine.checkpoint import build_draft, read_draft, read_tensor
+from spectrace.engine.checkpoint import build_draft, read_draft, read_tensor, weight_fingerprints
 from spectrace.engine.spec import GqaSpec, MlaSpec
 from spectrace.tracer.errors import UserError
+from spectrace.tracer.fingerprint import tensor_fingerprint
 
 Config: TypeAlias = dict[str, Any]
 Tensors: TypeAlias = dict[str, Tensor]
@@ -207,3 +208,20 @@ def test_unread_fields_are_those_of_the_file_and_no_others(
     draft = read_draft(write_draft(tmp_path, config, tensors))
     assert draft.report.unread_fields == ("surprise",)
     assert json.loads((tmp_path / "config.json").read_text("utf-8"))["surprise"] == 1
+
+
+def test_weights_are_told_apart_by_their_bytes(
+    new_draft: NewDraft, write_draft: Write, target_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Every tensor that computes anything, in the type it is held in."""
+    checkpoint = read_draft(write_draft(tmp_path / "draft", *new_draft()))
+    one, other, half = (
+        build_draft(checkpoint, target=target_of("llama"), dtype=dtype)
+        for dtype in (torch.float32, torch.float32, torch.bfloat16)
+    )
+    prints = weight_fingerprints(one)
+    assert prints == weight_fingerprints(other) and prints.keys() == one.state_dict().keys()
+    assert prints["head.weight"] == tensor_fingerprint(one.head.weight)
+    assert {name for name, told in weight_fingerprints(half).items() if told == prints[name]} == {"d2t"}
+    other.mlp.gate.weight[3, 5] += 1
+    assert {name for name, told in weight_fingerprints(other).items() if told != prints[name]} == {"mlp.gate.weight"}
