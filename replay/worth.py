@@ -167,7 +167,7 @@ def _passes(emitted: Rows) -> _Passes:
     steps, at = np.unique(_steps(emitted), return_inverse=True)
     at = at.reshape(-1)
     verifying = np.bincount(at, emitted["phase"] == Phase.VERIFY, len(steps))
-    secs = np.bincount(at, emitted["forward_secs"].astype(np.float64), len(steps))
+    secs: Float = np.bincount(at, emitted["forward_secs"], len(steps)).astype(np.float64)
     return _Passes(steps, np.bincount(at, minlength=len(steps)), secs, verifying.astype(np.int64))
 
 
@@ -175,7 +175,7 @@ def _drafting(trace: Trace) -> float | None:
     """Seconds of all draft forwards of a step that drafts, mean over the rounds that they draft; None if untimed."""
     drafted = trace.rows("drafted", rank=0)
     steps, at = np.unique(_steps(drafted), return_inverse=True)
-    secs = np.bincount(at.reshape(-1), drafted["forward_secs"].astype(np.float64), len(steps))
+    secs = np.bincount(at.reshape(-1), drafted["forward_secs"], len(steps))
     rounds = np.bincount(at.reshape(-1), (drafted["depth"] == 0) & (drafted["token"] >= 0), len(steps))
     if not rounds.sum() or not np.isfinite(secs[rounds > 0]).all():
         return None

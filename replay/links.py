@@ -1,0 +1,133 @@
+"""Links that are an engine's code alone, by the fault that breaks them, and where the same symptom was public.
+
+Data only: a fault's id leads to the stage of the path that it lies in, to what has to hold there, and to reports worth
+comparing with. That a symptom is the same does not say that the bug is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["ENGINE_LINKS", "PUBLIC", "EngineLink", "public_note"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLink:
+    """The stage of the path, what has to hold there, and the same for single variants of the fault."""
+
+    stage: str
+    rule: str
+    variants: Mapping[str, str] = field(default_factory=dict)
+
+
+_CAST = "hand features over in the precision they are computed in, or with a scale: they are cast through a smaller one"
+_BUFFER = "copy what is handed over out of any buffer that the next pass writes into"
+
+ENGINE_LINKS: Mapping[str, EngineLink] = {
+    "W7": EngineLink("capture", "capture the last boundary where it enters the final norm, not where it leaves it"),
+    "W8": EngineLink("capture", "capture the sum of hidden state and residual, not the hidden state alone"),
+    "W9": EngineLink("ranks", "capture a boundary after it is summed over the ranks, not one rank's part of the sum"),
+    "M1": EngineLink(
+        "capture_mode", "capture the hidden states of every row of a pass (CaptureHiddenMode FULL), not of the last"
+    ),
+    "M2": EngineLink(
+        "project", "project the features with fc at depth 0, whatever their width; only a state that is fed back is not"
+    ),
+    "M3": EngineLink(
+        "hand_off",
+        f"hand over the features of this very pass; {_BUFFER}",
+        {
+            "zero": "hand over the features: what arrives is zero",
+            "constant": "hand over the features of every row: what arrives is the same for all rows",
+            "stale": f"hand over the features of this pass, not of the one before; {_BUFFER}",
+        },
+    ),
+    "T1": EngineLink("tokens", "give the draft's row of position p the token of position p + 1, in every pass"),
+    "T2": EngineLink("tokens", "give the last row of a prompt's chunk the first token of the next chunk"),
+    "R1": EngineLink("positions", "give depth d below position p position p + d: one more for each depth, and no more"),
+    "R2": EngineLink("positions", "give depth d below position p position p + d: one more for each depth"),
+    "X1": EngineLink("rows", "pick each request's own rows: rows of two requests are exchanged on their way"),
+    "X2": EngineLink("rows", "pick the rows that were accepted, not those beside them"),
+    "X3": EngineLink("rows", "leave out the rows that only fill a batch up: they are used as if they were text"),
+    "X4": EngineLink(
+        "tree", "keep the accepted rows of a tree in the order of their path, in features and cache alike"
+    ),
+    "D1": EngineLink("hand_off", _CAST),
+    "D2": EngineLink("hand_off", _CAST),
+    "Q1": EngineLink("draft_ranks", "have every rank draft the same tokens: decide on one rank, and tell the others"),
+    "Q2": EngineLink("draft_ranks", "put shards together in the order of their ranks"),
+    "Q3": EngineLink("draft_ranks", "sum over the ranks once"),
+    "Q4": EngineLink("draft_ranks", "have all ranks share the target's embedding, or none"),
+    "S1": EngineLink(
+        "verify",
+        "accept a draft x with probability min(1, p(x)/q(x)); what rejection leaves is max(p - q, 0), made 1 again",
+    ),
+    "S2": EngineLink("verify", "hand verification the draft's probabilities: those that arrive were never written"),
+    "S3": EngineLink("verify", "switch simulated acceptance off"),
+    "P1": EngineLink("load", "load every tensor of the draft: one is missing, and what stands for it was not trained"),
+    "P2": EngineLink("load", "load the draft's own head: another one stands for it"),
+    "P3": EngineLink("load", "load the draft's embedding, or share the target's: another one stands for it"),
+    "P4": EngineLink("load", "load mlp.gate_proj as the gate and mlp.up_proj as up: they are exchanged"),
+    "P5": EngineLink(
+        "load", "load the rows of q_proj and k_proj in the order in which RoPE takes them (pairs or halves)"
+    ),
+    "P6": EngineLink("load", "serve the weights of the checkpoint that is meant: those loaded are another one's"),
+    "P7": EngineLink("load", "load the biases of q, k and v: they are dropped"),
+    "P8": EngineLink("load", "load quantised weights together with their scales: these are dropped"),
+    "K1": EngineLink("cache", "write keys and values of accepted rows again, from the target's features"),
+    "K2": EngineLink("cache", "fill the draft's cache before another request shares a prefix of it"),
+    "K3": EngineLink("cache", "extend the draft's cache by every chunk of a prompt"),
+    "K4": EngineLink("cache", "drop rows that verification rejected from the draft's cache"),
+    "K5": EngineLink("cache", "fill the draft's cache again when a request resumes"),
+    "K6": EngineLink("hand_off", "hand the prompt's features over with a request that another process goes on with"),
+}
+
+PUBLIC: Mapping[str, tuple[str, ...]] = {
+    "W1": ("sglang #25454", "vllm #43671"),
+    "W2": ("sglang #25454", "sglang #32334", "vllm #43671"),
+    "W3": ("vllm #50170", "speculators #142", "speculators #379"),
+    "W4": ("vllm #50170", "vllm-rbln #831"),
+    "W7": ("sglang #39776", "ModelOpt #1846"),
+    "W8": ("sglang #39286", "vllm #14464"),
+    "W9": ("sglang #28343", "sglang #39090"),
+    "M1": ("sglang #28809", "sglang #25568"),
+    "M2": ("sglang #21272",),
+    "M3": ("sglang #35546", "vllm #36531"),
+    "V1": ("NeMo Automodel #2447",),
+    "V2": ("verl-SpeCo #67",),
+    "V3": ("SpecForge #534", "SpecForge #602"),
+    "V5": ("EAGLE #222", "verl-SpeCo #66"),
+    "P1": ("sglang #32226",),
+    "P2": ("sglang #27908",),
+    "P3": ("TorchSpec #38",),
+    "P8": ("sglang #32440",),
+    "N1": ("speculators #297",),
+    "N2": ("sglang #32334",),
+    "N3": ("vllm #46075", "vllm #47448", "vllm #46488", "SpecForge #879"),
+    "R1": ("sglang #25015", "SpecForge #424"),
+    "R2": ("vllm-ascend #10825",),
+    "R3": ("SpecForge #270", "vllm-ascend #6612"),
+    "R4": ("speculators #574", "SpecForge #287"),
+    "T1": ("vllm-metal #721",),
+    "T2": ("sglang #26329", "sglang #26800"),
+    "K1": ("vllm #14649",),
+    "K2": ("vllm #41838", "sglang #10846"),
+    "K6": ("sglang #10059", "sglang #10547"),
+    "X1": ("sglang #26163", "sglang #28496"),
+    "X2": ("sglang #26163",),
+    "X3": ("sglang #26911", "sglang #28378"),
+    "X4": ("sglang #15360",),
+    "S1": ("vllm #40551",),
+    "S2": ("sglang #12512",),
+    "Q4": ("vllm #50158",),
+    "A1": ("vllm #27732", "vllm #28549"),
+    "A2": ("speculators #684",),
+    "A3": ("vllm #58080", "sglang #6783"),
+    "H1": ("SpecForge #296",),
+}
+"""Reports and fixes with the same symptom, by fault: numbers of issues and pull requests of these projects."""
+
+
+def public_note(fault: str) -> str:
+    """Where the same symptom was public, as a sentence; empty where we know of no report."""
+    numbers = PUBLIC.get(fault, ())
+    return f"The same symptom was public in {', '.join(numbers)}: compare." if numbers else ""

@@ -1,0 +1,403 @@
+"""What an engine makes of a draft's configuration, and the edit that repairs a link, by who is wrong.
+
+A profile is data: which config keys an engine reads for each link and in which convention, what it falls back to, which
+flags override, and where in its code a link lies. A new engine is one more entry in `PROFILES`.
+
+Layer ids: a boundary is the id plus the key's offset. Ids at the top level name the layer that a stream enters
+(boundary = id), ids within `eagle_config` the layer that it leaves (boundary = id + 1, so that -1 is the embedding).
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from spectrace.engine.spec import FuseNorm, RopeKind, RopeSpec, Stream
+from spectrace.replay.links import ENGINE_LINKS, public_note
+
+__all__ = [
+    "GENERIC",
+    "PROFILES",
+    "Edit",
+    "IdKey",
+    "Profile",
+    "Switch",
+    "Who",
+    "fix_hand_off",
+    "fix_switch",
+    "fix_wiring",
+    "profile_of",
+]
+
+Who = Literal["config", "engine", "conversion"]
+"""Who is wrong: the draft's own config or weights, the engine that serves it, or the copy that the engine was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What to do, in words; `command` does it, or is empty where no command can."""
+
+    text: str
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IdKey:
+    """A config key of layer ids, dotted where nested; boundary = id + `offset`."""
+
+    key: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One link that a config key decides: the value of every key for every reading, and where the engine acts on it.
+
+    `values` maps a reading to the keys and values that make it; numbers and objects are what `key` holds.
+    `default` is the reading where the keys are absent, `note` what else there is to know of them.
+    """
+
+    title: str
+    code: str
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    key: str = ""
+    default: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What one engine makes of a configuration. `code` maps a stage of the path to where the engine has it."""
+
+    engine: str
+    ids: tuple[IdKey, ...]
+    default_wiring: str
+    switches: Mapping[str, Switch]
+    code: Mapping[str, str]
+    wiring_flag: str = ""
+    serve: str = ""
+    known: bool = True
+
+
+_TENSORS = {
+    "table": ("the table from draft ids to tokens (tensor d2t)", "vocabulary"),
+    "head": ("the head (tensor lm_head.weight)", "load"),
+    "embedding": ("the embedding (tensor embed_tokens.weight)", "load"),
+    "weights": ("the weights", "load"),
+    "gate_up": ("the order of mlp.gate_proj and mlp.up_proj", "load"),
+    "projects": ("the projection of the features (tensor fc.weight)", "project"),
+}
+"""Links that tensors decide, and the stage of the engine's code that they belong to."""
+
+_ALIASES = {
+    "norm_before_residual": "residual", "norm_output": "feedback", "norm before fc": "fuse_norm",
+    "fc_norm": "fuse_norm", "norm_before_fc": "fuse_norm", "fc": "projects", "rope theta": "rope.theta",
+    "rope_theta": "rope.theta", "rope.kind": "rope.scaling", "rope scaling": "rope.scaling",
+    "rope_scaling": "rope.scaling", "rope pairs": "rope.interleaved", "rope_interleave": "rope.interleaved",
+    "vocabulary map": "table", "d2t": "table", "gate/up": "gate_up", "gate_up order": "gate_up",
+}  # fmt: skip
+"""Other names of the links: config keys, and readings as a diagnosis calls them."""
+
+_DRAFT = "spectrace.engine.draft.DraftModel"
+_STEP = "spectrace.engine.draft_shard.DraftShard.step"
+_SPECTRACE_CODE = {
+    "capture": "spectrace.engine.target.TargetModel",
+    "slots": "spectrace.engine.target_shard.TargetShard.step",
+    "capture_mode": "spectrace.engine.plan.CaptureHiddenMode",
+    "hand_off": "spectrace.engine.target_shard.TargetShard.step",
+    "rows": _STEP,
+    "tokens": "spectrace.engine.scheduler.Scheduler.apply",
+    "positions": _STEP,
+    "project": f"{_DRAFT}.fuse",
+    "layer": f"{_DRAFT}.forward",
+    "feedback": f"{_DRAFT}.forward",
+    "rope": "spectrace.engine.rope.rotary_table",
+    "vocabulary": f"{_DRAFT}.to_target",
+    "load": "spectrace.engine.checkpoint.build_draft",
+    "config": "spectrace.engine.dialect.read_spec",
+    "wiring": "spectrace.engine.serving.resolve_wiring",
+    "cache": "spectrace.engine.packing.RowTable",
+    "tree": "spectrace.engine.tree.Growth",
+    "verify": "spectrace.engine.verify.verify_sampled",
+    "ranks": "spectrace.engine.target.TargetModel",
+    "draft_ranks": "spectrace.engine.parallel.split_draft",
+}
+_SWITCHES = {
+    "residual": Switch(
+        "the residual", "layer",
+        {Stream.PRE_NORM: {"norm_before_residual": False}, Stream.POST_NORM: {"norm_before_residual": True}},
+        default=Stream.PRE_NORM,
+    ),
+    "feedback": Switch(
+        "the state that is fed back", "feedback",
+        {Stream.PRE_NORM: {"norm_output": False}, Stream.POST_NORM: {"norm_output": True}},
+        default=Stream.PRE_NORM,
+    ),
+    "fuse_norm": Switch(
+        "the norm before fc", "project",
+        {
+            FuseNorm.NONE: {"fc_norm": False, "norm_before_fc": False},
+            FuseNorm.WHOLE: {"fc_norm": False, "norm_before_fc": True},
+            FuseNorm.PER_SLOT: {"fc_norm": True, "norm_before_fc": False},
+        },
+        default=FuseNorm.NONE,
+    ),
+    "rope.interleaved": Switch(
+        "which elements RoPE rotates as pairs", "rope",
+        {"interleaved": {"rope_interleave": True}, "halves": {"rope_interleave": False}},
+        default="interleaved",
+        note="the key is read for MLA drafts alone; all others rotate halves",
+    ),
+    "rope.theta": Switch("RoPE's theta", "rope", key="rope_theta", default="10000"),
+    "rope.scaling": Switch("RoPE's scaling", "rope", key="rope_scaling", default="none"),
+}  # fmt: skip
+_IDS = (
+    IdKey("eagle_aux_hidden_state_layer_ids", 0),
+    IdKey("eagle_config.eagle_aux_hidden_state_layer_ids", 1),
+)
+_DEFAULT_WIRING = "(2, L/2, L-3), with L the number of layers of the target"
+
+PROFILES: Mapping[str, Profile] = {
+    profile.engine: profile
+    for profile in (
+        Profile(
+            engine="spectrace",
+            ids=_IDS,
+            default_wiring=_DEFAULT_WIRING,
+            switches=_SWITCHES,
+            code=_SPECTRACE_CODE,
+            wiring_flag="--wiring",
+            serve="spectrace run --target TARGET --prompts PROMPTS --out NEW_TRACE",
+        ),
+    )
+}
+
+GENERIC = Profile("an unknown engine", _IDS, _DEFAULT_WIRING, _SWITCHES, {}, known=False)
+"""Keys and conventions as drafts are published; of the engine itself nothing is known."""
+
+
+def profile_of(manifest: Mapping[str, Any]) -> Profile:
+    """The profile of the engine that a trace's manifest names; a generic one that knows no code where there is none."""
+    name = str(manifest.get("engine") or "")
+    return PROFILES.get(name) or replace(GENERIC, engine=name or GENERIC.engine)
+
+
+def fix_wiring(
+    profile: Profile,
+    *,
+    who: Who,
+    draft: Path,
+    served: Path | None,
+    boundaries: tuple[int, ...],
+    now: tuple[int, ...],
+    key: str | None,
+) -> Edit:
+    """Feed `boundaries` where it is `now`; `key` is where the engine took its wiring from, a config key or a flag.
+
+    `draft` is the folder the team believes it serves, `served` the one the engine was given, if another.
+    """
+    if who == "engine":
+        return _engine_wiring(profile, draft, boundaries, now, key)
+    folder = (served or draft) if who == "conversion" else draft
+    keys = _id_keys(profile, folder, key)
+    changes = {one.key: [b - one.offset for b in boundaries] for one in keys}
+    edit = _set_config(folder, changes, {one.key: [b - one.offset for b in now] for one in keys if one.key == key})
+    if not any(_get(_read(folder), one.key) or one.key == key for one in keys):
+        edit = Edit(f"{edit.text}; without ids {profile.engine} takes {profile.default_wiring}", edit.command)
+    if who == "config":
+        return edit
+    names = " and ".join(one.key for one in _id_keys(profile, draft, key))
+    return Edit(f"convert {draft} again, keeping its layer ids ({names}); or {edit.text}", edit.command)
+
+
+def _engine_wiring(
+    profile: Profile, draft: Path, boundaries: Sequence[int], now: Sequence[int], key: str | None
+) -> Edit:
+    listed = ",".join(map(str, boundaries))
+    right = f"{draft / 'config.json'} is right: boundaries {list(boundaries)}. The engine delivers {list(now)}"
+    if profile.wiring_flag and key == profile.wiring_flag:
+        return Edit(
+            f"serve without {profile.wiring_flag} {','.join(map(str, now))}, which overrides the config: {right}",
+            f"{profile.serve} --draft {draft}",
+        )
+    where = f"where the engine captures: {_code(profile, 'capture')}, and where it takes the ids from: "
+    text = f"{right}. Look {where}{_code(profile, 'wiring')}"
+    if not profile.wiring_flag:
+        return Edit(text)
+    return Edit(
+        f"{text}. Until that is mended, serve with {profile.wiring_flag} {listed}",
+        f"{profile.serve} --draft {draft} {profile.wiring_flag} {listed}",
+    )
+
+
+def _id_keys(profile: Profile, folder: Path, key: str | None) -> list[IdKey]:
+    """The keys of layer ids that a config has, all of them; else `key`; else the first that the engine reads."""
+    config = _read(folder)
+    there = [one for one in profile.ids if _get(config, one.key) is not None]
+    return there or [one for one in profile.ids if one.key == key] or [profile.ids[0]]
+
+
+def fix_switch(
+    profile: Profile,
+    switch: str,
+    *,
+    who: Who,
+    draft: Path,
+    served: Path | None,
+    right: object,
+    now: object,
+) -> Edit:
+    """Make a link read `right` where it reads `now`.
+
+    `switch` is a link's name, one of `profile.switches` or of what tensors decide, under any of its usual names. RoPE's
+    scaling is best given as a `RopeSpec` or as the mapping that the config holds; other readings as they are printed.
+    """
+    name = _ALIASES.get(switch, switch)
+    if name not in profile.switches:
+        return _fix_tensor(profile, name, who, draft, served, right, now)
+    link = profile.switches[name]
+    right, now = _reading(link, right), _reading(link, now)
+    folder = (served or draft) if who == "conversion" else draft
+    changes = _needed(_changes(link, right), _read(folder))
+    if who == "conversion" and link.key:  # what is to be put back is there to be read
+        changes = _needed({link.key: _get(_read(draft), _place(_read(draft), link.key))}, _read(folder))
+    says = f"{link.title} has to be {_said(right)}, and is {_said(now)}"
+    names = " and ".join(changes) or link.key
+    if who == "engine":
+        where = _code(profile, link.code)
+        return Edit(f"{draft / 'config.json'} is right about {names}: {says} in the engine. Look there: {where}")
+    edit = Edit(f"in {folder / 'config.json'} set {names}: {says}")
+    if changes:
+        why = f"{says}{f' ({link.note})' if link.note else ''}"
+        edit = _set_config(folder, changes, {}, why=why, default=link.default)
+    if who == "config":
+        return edit
+    return Edit(f"convert {draft} again, keeping {names}, which the copy lost; or {edit.text}", edit.command)
+
+
+def _reading(link: Switch, value: object) -> object:
+    """What a `RopeSpec` says about one link; other readings as they are."""
+    if not isinstance(value, RopeSpec):
+        return value
+    of_keys = {"rope_theta": value.theta, "rope_scaling": _scaling(value)}
+    return of_keys.get(link.key, "interleaved" if value.interleaved else "halves")
+
+
+def _needed(changes: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes by the place where this config has each key; of several, those that change something."""
+    placed = {_place(config, key): value for key, value in changes.items()}
+    return {key: value for key, value in placed.items() if (_get(config, key) or False) != value} or placed
+
+
+def _changes(link: Switch, right: object) -> dict[str, Any]:
+    """The config keys, and the values that make a link read `right`; empty where a reading says too little."""
+    if link.values:
+        return dict(link.values.get(str(right), {}))
+    if isinstance(right, Mapping) or right is None or (isinstance(right, int | float) and not isinstance(right, bool)):
+        return {link.key: dict(right) if isinstance(right, Mapping) else right}
+    if link.key == "rope_theta":
+        return {link.key: float(str(right))}
+    return {link.key: None} if str(right) == "none" else {}
+
+
+def _scaling(rope: RopeSpec) -> dict[str, Any] | None:
+    """What `rope_scaling` holds for these frequencies."""
+    if rope.kind is RopeKind.DEFAULT:
+        return None
+    names = {
+        RopeKind.LINEAR: (),
+        RopeKind.LLAMA3: ("low_freq_factor", "high_freq_factor"),
+        RopeKind.YARN: ("beta_fast", "beta_slow"),
+    }[rope.kind]
+    held = {"rope_type": str(rope.kind), "factor": rope.factor, **{n: v for n, v in asdict(rope).items() if n in names}}
+    if rope.kind is not RopeKind.LINEAR:
+        held["original_max_position_embeddings"] = rope.original_context
+    return held | ({"attention_factor": rope.cos_scale} if rope.kind is RopeKind.YARN else {})
+
+
+def _place(config: Mapping[str, Any], key: str) -> str:
+    """Where a config has a key: RoPE's may lie within `rope_parameters` or `rope_scaling`, which then counts."""
+    held = "rope_scaling" if config.get("rope_scaling") is not None else "rope_parameters"
+    if key == "rope_scaling" and config.get(key) is None and config.get("rope_parameters") is not None:
+        return "rope_parameters"
+    return f"{held}.{key}" if _get(config, f"{held}.{key}") is not None else key
+
+
+def _fix_tensor(
+    profile: Profile, name: str, who: Who, draft: Path, served: Path | None, right: object, now: object
+) -> Edit:
+    """Links that tensors decide. `right` and `now` say what the tensor is and what it is to be."""
+    title, stage = _TENSORS.get(name, (name, "load"))
+    says = f"{title} has to be {_said(right)}, and is {_said(now)}"
+    if who == "engine":
+        return Edit(f"{draft} holds it right: {says} in the engine. Look there: {_code(profile, stage)}")
+    if who == "config":
+        return Edit(f"export {draft} again, from the run that trained it: {says} in its *.safetensors")
+    copy = served or draft
+    return Edit(f"convert {draft} again, or copy the tensor from {draft} to {copy}: {says} in {copy}")
+
+
+def fix_hand_off(profile: Profile, fault: str, variant: str = "") -> Edit:
+    """The repair of a link that is engine code, by the fault's id: what has to hold, and where to look."""
+    link = ENGINE_LINKS.get(fault)
+    rule = link.variants.get(variant, link.rule) if link else f"mend what {fault} is about"
+    look = f"Look there: {_code(profile, link.stage if link else 'rows')}"
+    return Edit(" ".join(filter(None, (f"in the engine, {rule}. {look}.", public_note(fault)))))
+
+
+def _code(profile: Profile, stage: str) -> str:
+    """Where an engine has a stage, or that this is not known."""
+    if stage in profile.code:
+        return profile.code[stage]
+    return f"(where {profile.engine} has it, spectrace does not know: no profile of this engine yet)"
+
+
+def _said(reading: object) -> str:
+    if isinstance(reading, Mapping):
+        return json.dumps(dict(reading))
+    return "none" if reading is None else f"{reading:g}" if isinstance(reading, float) else str(reading)
+
+
+def _read(folder: Path) -> Mapping[str, Any]:
+    """A folder's config, empty where it cannot be read: the edit is then written without what it holds."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _get(config: Mapping[str, Any], key: str) -> Any:
+    """A value by its dotted key, None where it is absent."""
+    held: Any = config
+    for part in key.split("."):
+        held = held.get(part) if isinstance(held, dict) else None
+    return held
+
+
+def _set_config(
+    folder: Path, changes: Mapping[str, Any], now: Mapping[str, Any], *, why: str = "", default: str = ""
+) -> Edit:
+    """The edit that sets keys of a config, with what they are now, and the command that makes it."""
+    path, config, sets = folder / "config.json", _read(folder), []
+    absent = f"absent now, which means {default}" if default else "absent now"
+    for key, value in changes.items():
+        held = _get(config, key) if config else now.get(key)
+        sets.append(f"{key} to {json.dumps(value)} ({absent if held is None else f'now {json.dumps(held)}'})")
+    lines = [
+        "import json, pathlib",
+        f"p = pathlib.Path({str(path)!r})",
+        "c = json.loads(p.read_text())",
+        *(f"{_item(key)} = {value!r}" for key, value in changes.items()),
+        "p.write_text(json.dumps(c, indent=2))",
+    ]
+    quoted = re.sub(r'([\\"$`])', r"\\\1", "; ".join(lines))
+    return Edit(f"in {path} set {' and '.join(sets)}{': ' * bool(why)}{why}", f'python -c "{quoted}"')
+
+
+def _item(key: str) -> str:
+    """The item of the config `c` that a dotted key names, as code."""
+    outer, _, inner = key.rpartition(".")
+    return f"c.setdefault({outer!r}, {{}})[{inner!r}]" if outer else f"c[{inner!r}]"
