@@ -23,8 +23,18 @@ _CAST = "hand features over in the precision they are computed in, or with a sca
 _BUFFER = "copy what is handed over out of any buffer that the next pass writes into"
 
 ENGINE_LINKS: Mapping[str, EngineLink] = {
-    "W7": EngineLink("capture", "capture the last boundary where it enters the final norm, not where it leaves it"),
-    "W8": EngineLink("capture", "capture the sum of hidden state and residual, not the hidden state alone"),
+    "W5": EngineLink("hand_off", "hand the slots over in the order of the wiring: they change places on their way"),
+    "W6": EngineLink("hand_off", "hand every slot over in its own place: one arrives in place of another"),
+    "W7": EngineLink(
+        "capture",
+        "capture the last boundary where it enters the final norm, not where it leaves it",
+        {"reverse": "capture the last boundary where it leaves the final norm: the draft was trained so"},
+    ),
+    "W8": EngineLink(
+        "capture",
+        "capture the sum of hidden state and residual, not the hidden state alone",
+        {"reverse": "capture the hidden state alone, without the residual: the draft was trained so"},
+    ),
     "W9": EngineLink("ranks", "capture a boundary after it is summed over the ranks, not one rank's part of the sum"),
     "M1": EngineLink(
         "capture_mode", "capture the hidden states of every row of a pass (CaptureHiddenMode FULL), not of the last"
@@ -34,16 +44,24 @@ ENGINE_LINKS: Mapping[str, EngineLink] = {
     ),
     "M3": EngineLink(
         "hand_off",
-        f"hand over the features of this very pass; {_BUFFER}",
+        "hand over what was captured: zeros arrive",
         {
-            "zero": "hand over the features: what arrives is zero",
-            "constant": "hand over the features of every row: what arrives is the same for all rows",
-            "stale": f"hand over the features of this pass, not of the one before; {_BUFFER}",
+            "constant": "hand over the features of every row: what arrives is the same for all rows of a step",
+            "stale": f"hand over the features of this pass, not of one before; {_BUFFER}",
+            "truncated": "hand over all slots of every row: fewer arrive than were captured",
         },
     ),
-    "T1": EngineLink("tokens", "give the draft's row of position p the token of position p + 1, in every pass"),
+    "T1": EngineLink(
+        "tokens",
+        "give the draft's row of position p the token of position p + 1, in every pass",
+        {"depth": "feed each depth the tokens that the depth above it drafted"},
+    ),
     "T2": EngineLink("tokens", "give the last row of a prompt's chunk the first token of the next chunk"),
-    "R1": EngineLink("positions", "give depth d below position p position p + d: one more for each depth, and no more"),
+    "R1": EngineLink(
+        "positions",
+        "give depth d below position p position p + d: one more for each depth, and no more",
+        {"text": "give every row of text the position at which the target ran it"},
+    ),
     "R2": EngineLink("positions", "give depth d below position p position p + d: one more for each depth"),
     "X1": EngineLink("rows", "pick each request's own rows: rows of two requests are exchanged on their way"),
     "X2": EngineLink("rows", "pick the rows that were accepted, not those beside them"),
@@ -53,7 +71,14 @@ ENGINE_LINKS: Mapping[str, EngineLink] = {
     ),
     "D1": EngineLink("hand_off", _CAST),
     "D2": EngineLink("hand_off", _CAST),
-    "Q1": EngineLink("draft_ranks", "have every rank draft the same tokens: decide on one rank, and tell the others"),
+    "Q1": EngineLink(
+        "draft_ranks",
+        "have every rank draft the same tokens: decide on one rank, and tell the others",
+        {
+            "features": "hand every rank of the draft the same features",
+            "target": "have every rank of the target come to the same tokens: decide on one, and tell the others",
+        },
+    ),
     "Q2": EngineLink("draft_ranks", "put shards together in the order of their ranks"),
     "Q3": EngineLink("draft_ranks", "sum over the ranks once"),
     "Q4": EngineLink("draft_ranks", "have all ranks share the target's embedding, or none"),

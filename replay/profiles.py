@@ -198,8 +198,12 @@ def fix_wiring(
 
     `draft` is the folder the team believes it serves, `served` the one the engine was given, if another.
     """
+    if who == "conversion" and key == profile.wiring_flag:
+        who = "engine"  # a flag overrides whatever was converted
     if who == "engine":
         return _engine_wiring(profile, draft, boundaries, now, key)
+    if who == "conversion" and _same(draft, served):
+        return _edited_since(profile, draft)
     folder = (served or draft) if who == "conversion" else draft
     keys = _id_keys(profile, folder, key)
     changes = {one.key: [b - one.offset for b in boundaries] for one in keys}
@@ -232,6 +236,16 @@ def _engine_wiring(
     )
 
 
+def _same(draft: Path, served: Path | None) -> bool:
+    return served is not None and draft.resolve() == served.resolve()
+
+
+def _edited_since(profile: Profile, draft: Path) -> Edit:
+    """The folder that was served is the one that is believed, and says now what is right."""
+    text = f"serve {draft} again: its config.json is right now, and was another when this trace was served"
+    return Edit(text, profile.serve and f"{profile.serve} --draft {draft}")
+
+
 def _id_keys(profile: Profile, folder: Path, key: str | None) -> list[IdKey]:
     """The keys of layer ids that a config has, all of them; else `key`; else the first that the engine reads."""
     config = _read(folder)
@@ -257,6 +271,8 @@ def fix_switch(
     name = _ALIASES.get(switch, switch)
     if name not in profile.switches:
         return _fix_tensor(profile, name, who, draft, served, right, now)
+    if who == "conversion" and _same(draft, served):
+        return _edited_since(profile, draft)
     link = profile.switches[name]
     right, now = _reading(link, right), _reading(link, now)
     folder = (served or draft) if who == "conversion" else draft

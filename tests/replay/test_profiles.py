@@ -90,8 +90,16 @@ def test_who_is_wrong_decides_the_edit(tmp_path: Path) -> None:
 
 def test_a_flag_that_overrides_a_right_config_is_to_be_left_out(tmp_path: Path) -> None:
     draft = _folder(tmp_path / "draft", **{IDS: [0, 3, 16]})
-    edit = _wired(OURS, who="engine", draft=draft, key="--wiring")
-    assert edit.text.startswith("serve without --wiring 3,16,27") and "--wiring" not in edit.command
+    for who in ("engine", "conversion"):
+        edit = _wired(OURS, who=who, draft=draft, served=draft, key="--wiring")
+        assert edit.text.startswith("serve without --wiring 3,16,27") and "--wiring" not in edit.command
+
+
+def test_a_folder_that_was_edited_since_it_was_served_is_to_be_served_again(tmp_path: Path) -> None:
+    draft = _folder(tmp_path / "draft", **{IDS: [0, 3, 16]})
+    edit = _wired(OURS, who="conversion", draft=draft, served=tmp_path / "x" / ".." / "draft")
+    assert edit.text.startswith(f"serve {draft} again") and "set" not in edit.text
+    assert fix_switch(OURS, "feedback", who="conversion", draft=draft, served=draft, right="a", now="b") == edit
 
 
 def test_a_path_that_a_shell_would_read_otherwise_survives(tmp_path: Path) -> None:
@@ -209,7 +217,7 @@ def test_every_fault_of_engine_code_says_where_to_look(fault: str) -> None:
 
 
 def test_variants_of_a_fault_have_their_own_rule() -> None:
-    texts = {fix_hand_off(OURS, "M3", variant).text for variant in ("", "zero", "constant", "stale")}
+    texts = {fix_hand_off(OURS, "M3", variant).text for variant in ("", "truncated", "constant", "stale")}
     assert len(texts) == 4
 
 
