@@ -102,7 +102,7 @@ class DraftActor(_Rank):
         """Load this rank's part of the model."""
         group = self._join(place)
         self.shard = DraftShard(folder, target, dtype=dtype, threads=threads, device=place.device, group=group)
-        return self._loaded(self.shard.model, group)
+        return self._loaded(self.shard.loaded, group)
 
     def serve(self, serving: DraftServing, recording: Recording | None) -> None:
         """Start a call."""

@@ -22,7 +22,7 @@ from spectrace.tracer.errors import UserError
 from spectrace.tracer.fingerprint import tensor_fingerprint
 
 __all__ = [
-    "DraftCheckpoint", "LoadReport", "build_draft", "default_wiring", "read_draft", "read_tensor",
+    "DraftCheckpoint", "LoadReport", "build_draft", "default_wiring", "read_draft", "read_embedding", "read_head", "read_tensor",
     "weight_fingerprints",
 ]  # fmt: skip
 
@@ -103,6 +103,16 @@ def read_tensor(folder: Path, names: tuple[str, ...]) -> Tensor:
                     tensor: Tensor = file.get_tensor(name)
                     return tensor
     raise UserError(f"{folder}: none of the tensors {', '.join(names)} in its *.safetensors")
+
+
+def read_head(target: Path) -> Tensor:
+    """A target's head, or where it has none of its own, its embedding."""
+    return read_tensor(target, (*_HEADS, *_EMBEDDINGS))
+
+
+def read_embedding(target: Path) -> Tensor:
+    """A target's embedding, as it is stored."""
+    return read_tensor(target, _EMBEDDINGS)
 
 
 def _weight_files(folder: Path) -> list[Path]:

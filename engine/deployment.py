@@ -19,6 +19,8 @@ import torch
 from spectrace.engine.checkpoint import DraftCheckpoint, read_draft
 from spectrace.engine.dialect import Wiring
 from spectrace.engine.draft_shard import DraftServing
+from spectrace.engine.fault import Drafting, HandOff, broken
+from spectrace.engine.faults import find_faults
 from spectrace.engine.parallel import Place, check_draft_split, check_target_split
 from spectrace.engine.plan import CaptureHiddenMode, TargetStep
 from spectrace.engine.provenance import describe_run
@@ -89,6 +91,8 @@ class Deployment:
         self.tp, self.draft_tp, self.dtype, self.threads = tp, draft_tp, dtype, threads
         self.device, self.placement, self.address = device, _check_placement(placement or {}), address
         self.answer_secs, self.patience_secs = answer_secs, patience_secs
+        self.loaded: dict[str, Loaded] = {}
+        self._held: Path | None = None
         self.pids: dict[str, int] = {}
         self.nodes: dict[str, str] = {}
         self._choose(target, draft)
@@ -131,7 +135,10 @@ class Deployment:
             stop_cluster()
 
     def swap(self, target: Path, draft: Path) -> None:
-        """Have the running ranks load another pair: to start them takes longer. Raises UserError as a new one would."""
+        """Have the running ranks load another pair: to start them takes longer. A target that they hold already stays.
+
+        Raises UserError as a new deployment would.
+        """
         self._choose(target, draft)
         self._load()
 
@@ -155,11 +162,15 @@ class Deployment:
         self._load()
 
     def _load(self) -> None:
-        """All ranks at once."""
-        loading = self._ask_to_load(self.target, (self.target_folder,), readers=self.draft_tp)
+        """All ranks at once, but those of a target that they hold already."""
+        loading: dict[str, Any] = {}
+        holding, self._held = self._held, None  # nobody knows what they hold where loading fails
+        if self.target_folder.resolve() != holding:
+            loading |= self._ask_to_load(self.target, (self.target_folder,), readers=self.draft_tp)
         if self.draft:
             loading |= self._ask_to_load(self.draft, (self.draft_folder, self.target_folder))
-        self.loaded: dict[str, Loaded] = dict(zip(loading, self._answers(loading), strict=True))
+        self.loaded |= dict(zip(loading, self._answers(loading), strict=True))
+        self._held = self.target_folder.resolve()
         self.pids = {name: loaded.pid for name, loaded in self.loaded.items()}
         self.nodes = {name: loaded.node for name, loaded in self.loaded.items()}
 
@@ -176,7 +187,10 @@ class Deployment:
 
     def check(self, serving: Serving) -> None:
         """Raises UserError for settings that do not fit the pair; nothing needs to run for it."""
-        resolve_wiring(serving, self.checkpoint, layers=self.layers)
+        self._wiring(serving)
+
+    def _wiring(self, serving: Serving) -> Wiring:
+        return resolve_wiring(serving, self.checkpoint, layers=self.layers, tp=self.tp, draft_tp=self.draft_tp)
 
     def serve(self, prompts: Sequence[Sequence[int]], serving: Serving, *, trace: Path | None = None) -> Served:
         """Answer every prompt; with a `trace`, record into that new folder and seal it when nothing was lost.
@@ -185,7 +199,7 @@ class Deployment:
         actor dies or does not answer, and what was recorded until then stays readable.
         """
         check_prompts(serving, prompts, vocab=self.vocab)
-        wiring = resolve_wiring(serving, self.checkpoint, layers=self.layers)
+        wiring = self._wiring(serving)
         recording = None
         if trace:
             create_trace(trace, self._manifest(serving, wiring))
@@ -215,19 +229,22 @@ class Deployment:
             chunk=serving.chunk,
             end_tokens=frozenset() if serving.ignore_end else self.end_tokens,
             fixed_window=serving.fixed_window,
+            mode=_mode(serving),
+            faults=find_faults(serving.faults),
         )
         for number, (prompt, limit) in enumerate(zip(prompts, serving.limits(len(prompts)), strict=True)):
             scheduler.add(Request(number, str(number), tuple(prompt), limit))
         return scheduler
 
     def _begin(self, serving: Serving, wiring: Wiring, recording: Recording | None) -> None:
-        mode = CaptureHiddenMode.FULL if serving.depth else CaptureHiddenMode.NULL
+        faults = serving.faults
+        self._ranks_differ = any(fault.ranks_differ for fault in broken(find_faults(faults), Drafting))
         settings = TargetServing(
-            wiring.boundaries, serving.capture, mode, serving.sampling, serving.fixed_window, serving.faults
+            wiring.boundaries, serving.capture, _mode(serving), serving.sampling, serving.fixed_window, faults
         )
         self._answers(self.target.ask("serve", settings, recording))
         if self.draft:
-            self._answers(self.draft.ask("serve", DraftServing(serving.shape, serving.sampling), recording))
+            self._answers(self.draft.ask("serve", DraftServing(serving.shape, serving.sampling, faults), recording))
 
     def _advance(self, scheduler: Scheduler, step: TargetStep, probs: list[Any], log: RequestLog) -> list[Any]:
         """A pass of the target and the draft forwards that it feeds; returns what the next pass is handed."""
@@ -239,7 +256,7 @@ class Deployment:
             return []
         arguments = [(handed[rank % len(self.target)], drafts) for rank in range(len(self.draft))]
         drawn, trees = _unzipped(self._answers(self.draft.ask_each("step", arguments)))
-        scheduler.take_drafts(_agreed(trees, self.draft, step.number))
+        scheduler.take_drafts(trees[0] if self._ranks_differ else _agreed(trees, self.draft, step.number))
         return drawn[0]
 
     def _manifest(self, serving: Serving, wiring: Wiring) -> dict[str, Any]:
@@ -285,6 +302,12 @@ def _summed(taken: Iterable[tuple[Resources, int]]) -> Resources:
         for name, count in resources.items():
             total[name] += count * ranks
     return total
+
+
+def _mode(serving: Serving) -> CaptureHiddenMode:
+    """Which rows of a piece of a prompt the target hands over: all, unless a fault says otherwise."""
+    modes = [hand_off.mode for hand_off in broken(find_faults(serving.faults), HandOff)]
+    return min(modes, default=CaptureHiddenMode.FULL) if serving.depth else CaptureHiddenMode.NULL
 
 
 def _unzipped(told: Sequence[tuple[list[Any], Any]]) -> tuple[list[list[Any]], list[Any]]:

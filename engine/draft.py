@@ -6,14 +6,15 @@ the state fed back by the row before instead of a fused feature.
 Shapes: T rows, A slots, F target width, H draft width, V draft vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spectrace.engine.attention import Attend, GroupedQueryAttention, LatentAttention, RmsNorm
-from spectrace.engine.spec import DraftSpec, FuseNorm, MlaSpec, Stream
+from spectrace.engine.rope import inverse_frequencies
+from spectrace.engine.spec import DraftSpec, FuseNorm, IdMap, MlaSpec, Stream
 
 __all__ = ["DraftModel"]
 
@@ -55,8 +56,19 @@ class DraftModel(nn.Module):
         self.mlp = _Mlp(spec.width, spec.mlp_width)
         self.output_norm = RmsNorm(spec.width, spec.norm_eps)
         self.head = nn.Linear(spec.width, spec.draft_vocab, bias=False)
-        self.register_buffer("d2t", torch.zeros(spec.draft_vocab, dtype=torch.int64))
+        if spec.id_map is not IdMap.NONE:
+            self.register_buffer("d2t", torch.zeros(spec.draft_vocab, dtype=torch.int64))
         self.d2t: Tensor
+
+    def variant(self, *, spec: DraftSpec | None = None, tensors: Mapping[str, Tensor] | None = None) -> "DraftModel":
+        """The same draft under other switches, or with some tensors replaced; all others are shared, not copied."""
+        spec = spec or self.spec
+        with torch.device("meta"):
+            other = DraftModel(spec)
+        held = {**self.state_dict(), **(tensors or {})}
+        other.load_state_dict({name: held[name] for name in other.state_dict()}, assign=True)
+        other.attention.frequencies = inverse_frequencies(spec.rope, spec.rope_width).to(self.fc.weight.device)
+        return other.eval().requires_grad_(False)
 
     def fuse(self, features_TAF: Tensor) -> Tensor:
         """Project the wiring's concatenated boundaries [T, A*F] to draft width [T, H].
@@ -64,6 +76,8 @@ class DraftModel(nn.Module):
         Whether a norm comes first is a property of the checkpoint (`DraftSpec.fuse_norm`), never of the tensor's width:
         deciding by width is how engines silently skip `fc`.
         """
+        if not self.spec.projects:
+            return features_TAF
         if self.spec.fuse_norm is FuseNorm.WHOLE:
             features_TAF = self.fuse_norms[0](features_TAF)
         elif self.spec.fuse_norm is FuseNorm.PER_SLOT:
@@ -90,5 +104,14 @@ class DraftModel(nn.Module):
         return scores
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
-        """Target token ids of draft ids: `d2t` holds offsets, id k stands for token k + d2t[k]."""
-        return draft_ids + self.d2t[draft_ids]
+        """Target token ids of draft ids: `d2t` holds offsets, id k stands for token k + d2t[k].
+
+        Of a table that is read as tokens, numbers outside the vocabulary count on from its other end.
+        """
+        match self.spec.id_map:
+            case IdMap.OFFSET:
+                return draft_ids + self.d2t[draft_ids]
+            case IdMap.ABSOLUTE:
+                return self.d2t[draft_ids] % self.spec.target_vocab
+            case IdMap.NONE:
+                return draft_ids

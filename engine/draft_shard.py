@@ -6,6 +6,7 @@ Shapes: T rows of a forward, N of them answering, A slots, F target width, H dra
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,17 @@ import torch
 from torch import Tensor
 
 from spectrace.engine.attention import KeyValueCache, PackedAttend
-from spectrace.engine.checkpoint import build_draft, read_draft
+from spectrace.engine.checkpoint import build_draft, read_draft, weight_fingerprints
+from spectrace.engine.draft import DraftModel
+from spectrace.engine.fault import Drafting, broken
+from spectrace.engine.faults import find_faults
 from spectrace.engine.packing import Bool, Int, PackedRows, RowTable
 from spectrace.engine.parallel import Group, split_draft
 from spectrace.engine.picking import Picker
 from spectrace.engine.plan import DraftGroup, DraftProbs, DraftStep, DraftTree, LogitsProcessorOutput
 from spectrace.engine.recording import Recording, shut
 from spectrace.engine.sampling import Sampling
-from spectrace.engine.tree import Growth, TreeShape
+from spectrace.engine.tree import Candidates, Growth, TreeShape
 from spectrace.tracer.keys import Keys
 from spectrace.tracer.recorder import Recorder
 from spectrace.tracer.rows import Level, Phase
@@ -32,10 +36,11 @@ TOP_K = 16
 
 @dataclass(frozen=True, slots=True)
 class DraftServing:
-    """How to serve one call: the shape of the trees, and how their tokens are chosen."""
+    """How to serve one call: the shape of the trees, how their tokens are chosen, and the faults switched on."""
 
     shape: TreeShape
     sampling: Sampling
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +85,37 @@ class DraftShard:
         group: Group | None = None,
     ) -> None:
         torch.set_num_threads(threads)
-        self.model = build_draft(read_draft(folder), target=target, dtype=dtype, device=device)
-        split_draft(self.model, group)
-        self.device, self.group = torch.device(device), group
+        self.loaded = build_draft(read_draft(folder), target=target, dtype=dtype, device=device)
+        split_draft(self.loaded, group)
+        self.model = self.loaded
+        self.device, self.group, self.target = torch.device(device), group, target
         self.recorder: Recorder | None = None
 
     def serve(self, serving: DraftServing, recording: Recording | None) -> None:
         """Start a call with an empty cache, recording into a trace if there is one."""
         self.serving = serving
+        self.broken = broken(find_faults(serving.faults), Drafting)
+        self.model = self._serving()
         self.cache, self.table = KeyValueCache(), RowTable()
-        self.recorder = recording.open("draft", self.group) if recording else None
+        self.recorder = recording.open("draft", self.group, loaded=self._fingerprints()) if recording else None
         self.level = recording.level if recording else Level.LIGHT
+
+    def _serving(self) -> DraftModel:
+        """The draft that serves this call: the one that was loaded, unless a fault makes another of it."""
+        model = self.loaded
+        for fault in self.broken:
+            if fault.spec:
+                model = model.variant(spec=fault.spec(model.spec))
+            if fault.weights:
+                model = model.variant(tensors=fault.weights(model.state_dict(), model.spec, self.target))
+        return model
+
+    def _fingerprints(self) -> dict[str, str]:
+        return self._unbroken_fingerprints if self.model is self.loaded else weight_fingerprints(self.model)
+
+    @cached_property
+    def _unbroken_fingerprints(self) -> dict[str, str]:
+        return weight_fingerprints(self.loaded)
 
     def finish(self) -> str | None:
         """End the call; returns what went wrong with the recording, if anything did."""
@@ -107,7 +132,7 @@ class DraftShard:
         picker = Picker(self.serving.sampling, self.serving.shape.topk, asking)
         while True:
             result = self._run(forward, inputs)
-            below = picker.pick(result.logits)
+            below = self._pick(picker, result.logits, forward.depth)
             tokens = self.model.to_target(self._on_device(below.ids)).cpu()
             if self.recorder:
                 self._record(self.recorder, step.number, forward, inputs, result, below.ids[:, 0], tokens[:, 0])
@@ -119,11 +144,23 @@ class DraftShard:
             chosen, above = growth.add(tokens.numpy(), below.log_probs)
             if growth.done:
                 break
-            forward, rows = _deeper(forward, chosen, above, places)
+            forward, rows = _deeper(forward, chosen, above, places, beyond=self._beyond(forward.depth + 1))
             inputs = result.state[torch.from_numpy(rows)]
         self.table.settle(np.empty(0, np.int64))
         trees = [DraftTree(group.request, tree) for group, tree in zip(asking, growth.trees(), strict=True)]
         return picker.probs(self.model.to_target(torch.arange(self.model.spec.draft_vocab, device=self.device))), trees
+
+    def _pick(self, picker: Picker, logits_NV: Tensor, depth: int) -> Candidates:
+        below = picker.pick(logits_NV)
+        for fault in self.broken:
+            below = fault.pick(logits_NV, below, depth, self.group.rank if self.group else 0)
+        return below
+
+    def _beyond(self, depth: int) -> int:
+        """How many positions a row of a depth stands behind the row of text that it is below."""
+        for fault in self.broken:
+            depth = fault.advance(depth)
+        return depth
 
     def _release(self, requests: Sequence[int]) -> None:
         self.table.release(requests)
@@ -208,19 +245,20 @@ def _extension(groups: Sequence[DraftGroup]) -> _Forward:
     )
 
 
-def _deeper(above: _Forward, tokens_Rk: Int, parents_Rk: Int, places: Int) -> tuple[_Forward, Int]:
-    """The next depth, k rows a tree, each one position below its parent; also the parents' places in `above`."""
+def _deeper(above: _Forward, tokens_Rk: Int, parents_Rk: Int, places: Int, *, beyond: int) -> tuple[_Forward, Int]:
+    """The next depth, k rows a tree, so many positions below the text; also the parents' places in `above`."""
     trees, topk = tokens_Rk.shape
     rows: Int = np.take_along_axis(above.answering.reshape(trees, -1), parents_Rk, 1).reshape(-1)
+    groups = tuple(above.groups[row] for row in rows)
     new = PackedRows(
         tokens=tokens_Rk.reshape(-1),
         owners=above.rows.owners[rows],
-        positions=above.rows.positions[rows] + 1,
+        positions=np.asarray([group.position + group.live - 1 + beyond for group in groups], np.int64),
         parents=np.full(len(rows), -1) if above.depth == 0 else -2 - places[rows],
     )
     forward = _Forward(
         new,
-        groups=tuple(above.groups[row] for row in rows),
+        groups=groups,
         nodes=np.tile(np.arange(topk), trees),
         parents=above.nodes[rows],
         live=np.ones(len(rows), np.bool_),

@@ -20,10 +20,10 @@ class Recording:
     level: Level
     facts: Mapping[str, Mapping[str, Any]]
 
-    def open(self, role: str, group: Group | None = None) -> Recorder:
-        """A recorder for this process, one rank of a group or alone."""
-        rank = group.rank if group else 0
-        return Recorder(self.folder, role=role, rank=rank, level=self.level, facts=self.facts.get(role, {}))
+    def open(self, role: str, group: Group | None = None, **facts: Any) -> Recorder:
+        """A recorder for this process, one rank of a group or alone; `facts` are what only this process knows."""
+        rank, known = group.rank if group else 0, self.facts.get(role, {})
+        return Recorder(self.folder, role=role, rank=rank, level=self.level, facts={**known, **facts})
 
 
 def shut(recorder: Recorder | None) -> str | None:

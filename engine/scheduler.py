@@ -9,7 +9,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spectrace.engine.plan import Decision, DraftGroup, DraftStep, DraftTree, TargetGroup, TargetStep
+from spectrace.engine.fault import Fault, Feeding, broken
+from spectrace.engine.plan import (
+    CaptureHiddenMode,
+    Decision,
+    DraftGroup,
+    DraftStep,
+    DraftTree,
+    TargetGroup,
+    TargetStep,
+)
 from spectrace.engine.tree import NO_TREE, Tree
 from spectrace.tracer.rows import Phase
 
@@ -49,14 +58,22 @@ class Scheduler:
     """Up to `concurrency` requests in flight, at most `chunk` prompt rows a step, `depth` tokens drafted a round.
 
     With `fixed_window` the draft is fed every row of a round, rejected ones behind the accepted, as engines do whose
-    shapes must not depend on what was accepted.
+    shapes must not depend on what was accepted. `mode` says which rows of a piece of a prompt the target hands over.
     """
 
     def __init__(
-        self, *, depth: int, concurrency: int, chunk: int | None, end_tokens: frozenset[int], fixed_window: bool = False
+        self,
+        *,
+        depth: int,
+        concurrency: int,
+        chunk: int | None,
+        end_tokens: frozenset[int],
+        fixed_window: bool = False,
+        mode: CaptureHiddenMode = CaptureHiddenMode.FULL,
+        faults: Sequence[Fault] = (),
     ) -> None:
         self.depth, self.concurrency, self.chunk, self.end_tokens = depth, concurrency, chunk, end_tokens
-        self.fixed_window = fixed_window
+        self.fixed_window, self.mode, self.broken = fixed_window, mode, broken(faults, Feeding)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.finished: list[Request] = []
@@ -121,10 +138,7 @@ class Scheduler:
         groups, handed = [], 0
         for decision in decisions:
             request, group = self.requests[decision.request], self._planned[decision.request]
-            fed = self._advance(request, group, decision)
-            live = len(fed)
-            if self.fixed_window:
-                fed += tuple(decision.target_tokens[node] for node in decision.rejected)
+            fed, skipped = self._fed(group, decision, self._advance(request, group, decision))
             source, handed = handed, handed + len(fed)
             if not request.finish_reason and self.depth:
                 # The pass that ends a prompt feeds round 0; a verify pass feeds the round after its own.
@@ -133,10 +147,10 @@ class Scheduler:
                         request=request.number,
                         pass_=group.pass_,
                         round=request.rounds if group.answers else -1,
-                        position=group.position,
+                        position=group.position + skipped,
                         source=source,
                         tokens=fed,
-                        live=live,
+                        live=len(decision.path) - skipped,
                         drafts=group.answers,
                     )
                 )
@@ -164,6 +178,16 @@ class Scheduler:
             request.output += new
         self._finish(request, emitted=1 if group.phase is Phase.PREFILL else len(new))
         return tuple(new)
+
+    def _fed(self, group: TargetGroup, decision: Decision, after: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+        """The tokens of the draft's rows, and how many rows at the front of the group it does not get."""
+        nodes = (*decision.path, *(decision.rejected if self.fixed_window else ()))
+        after += tuple(decision.target_tokens[node] for node in nodes[len(after) :])
+        for fault in self.broken:
+            after = fault.tokens(tuple(group.tokens[node] for node in nodes), after, group.answers)
+        last_alone = group.phase is Phase.PREFILL and self.mode is CaptureHiddenMode.LAST
+        skipped = len(after) - 1 if last_alone else 0
+        return after[skipped:], skipped
 
     def _finish(self, request: Request, *, emitted: int) -> None:
         """Trim the output at an end token or at the length limit, whichever comes first."""

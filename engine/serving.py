@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from spectrace.engine.checkpoint import DraftCheckpoint, default_wiring
 from spectrace.engine.dialect import Wiring
+from spectrace.engine.fault import Setting
 from spectrace.engine.faults import find_faults
 from spectrace.engine.sampling import GREEDY, Sampling
 from spectrace.engine.tree import TreeShape
@@ -67,10 +68,13 @@ def check_prompts(serving: Serving, prompts: Sequence[Sequence[int]], *, vocab: 
             raise UserError(f"prompt {number}: token {wrong[0]} is not in the target's vocabulary, 0 to {vocab - 1}")
 
 
-def resolve_wiring(serving: Serving, draft: DraftCheckpoint | None, *, layers: int) -> Wiring:
+def resolve_wiring(
+    serving: Serving, draft: DraftCheckpoint | None, *, layers: int, tp: int = 1, draft_tp: int = 1
+) -> Wiring:
     """The boundaries that will be served to `fc`, and where they came from, for a target of so many layers.
 
-    Raises UserError for boundaries that the target does not have, too many or too few for `fc`, and unknown faults.
+    Raises UserError for boundaries that the target does not have, too many or too few for `fc`, and for faults that
+    do not exist, or cannot be had with these settings or on so many ranks.
     """
     if serving.depth < 0:
         raise UserError(f"depth is {serving.depth}; expected 0 (no draft) or more")
@@ -80,7 +84,8 @@ def resolve_wiring(serving: Serving, draft: DraftCheckpoint | None, *, layers: i
     _check_sampling(serving)
     _check_boundaries("--capture", serving.capture, layers)
     wiring = _wiring(serving, draft, layers)
-    _check_faults(serving, wiring.boundaries, layers)
+    if serving.faults:
+        _check_faults(serving, draft, wiring.boundaries, layers, (tp, draft_tp))
     return wiring
 
 
@@ -139,15 +144,34 @@ def _check_boundaries(where: str, boundaries: Sequence[int], layers: int, hint: 
             )
 
 
-def _check_faults(serving: Serving, wiring: tuple[int, ...], layers: int) -> None:
+def _check_faults(
+    serving: Serving, draft: DraftCheckpoint | None, wiring: tuple[int, ...], layers: int, ranks: tuple[int, int]
+) -> None:
     faults = find_faults(serving.faults)
-    if faults and not (wiring and serving.depth):
+    if draft is None or not (wiring and serving.depth):
         raise UserError(f"--fault {faults[0].name}: without a draft nothing is handed over that could be broken")
     for fault in faults:
-        if missing := fault.missing(serving.sampling):
+        if missing := fault.missing(_setting(serving, draft, wiring, layers, ranks)):
             raise UserError(f"--fault {fault.name}: {missing}")
         broken = fault.wiring(wiring, layers)
         if len(broken) != len(wiring):
             raise UserError(f"--fault {fault.name}: makes {len(broken)} boundaries of {len(wiring)}; use another fault")
         _check_boundaries(f"--fault {fault.name}", broken, layers)
         wiring = broken
+
+
+def _setting(
+    serving: Serving, draft: DraftCheckpoint, wiring: tuple[int, ...], layers: int, ranks: tuple[int, int]
+) -> Setting:
+    return Setting(
+        wiring=wiring,
+        layers=layers,
+        spec=draft.spec,
+        table="d2t" in draft.tensors,
+        sampling=serving.sampling,
+        topk=serving.topk,
+        chunk=serving.chunk,
+        fixed_window=serving.fixed_window,
+        tp=ranks[0],
+        draft_tp=ranks[1],
+    )

@@ -7,7 +7,7 @@ filled in by `checkpoint.py`.
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["DraftSpec", "FuseNorm", "GqaSpec", "MlaSpec", "RopeKind", "RopeSpec", "Stream"]
+__all__ = ["DraftSpec", "FuseNorm", "GqaSpec", "IdMap", "MlaSpec", "RopeKind", "RopeSpec", "Stream"]
 
 
 class Stream(StrEnum):
@@ -23,6 +23,14 @@ class FuseNorm(StrEnum):
     NONE = "none"
     WHOLE = "whole"
     PER_SLOT = "per_slot"
+
+
+class IdMap(StrEnum):
+    """What `d2t` says of draft id k: it stands for token k + d2t[k], or d2t[k]; without a table it is token k."""
+
+    OFFSET = "offset"
+    ABSOLUTE = "absolute"
+    NONE = "none"
 
 
 class RopeKind(StrEnum):
@@ -83,7 +91,10 @@ class MlaSpec:
 
 @dataclass(frozen=True, slots=True)
 class DraftSpec:
-    """A draft's shapes and switches. Widths in elements, `slots` is the number of boundaries that `fc` takes."""
+    """A draft's shapes and switches. Widths in elements, `slots` is the number of boundaries that `fc` takes.
+
+    `projects` False: rows are fed as they come, past `fc` and its norms, whose weights are there and say nothing.
+    """
 
     width: int
     target_width: int
@@ -96,6 +107,8 @@ class DraftSpec:
     residual: Stream = Stream.PRE_NORM
     feedback: Stream = Stream.PRE_NORM
     fuse_norm: FuseNorm = FuseNorm.NONE
+    projects: bool = True
+    id_map: IdMap = IdMap.OFFSET
     own_embedding: bool = False
     own_head: bool = True
     norm_eps: float = 1e-6

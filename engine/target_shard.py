@@ -5,15 +5,16 @@ Shapes: T rows of a pass, A slots, F target width, V vocabulary.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from spectrace.engine.fault import Capture, HandedGroup, HandOff, Tap, broken
 from spectrace.engine.faults import find_faults
-from spectrace.engine.packing import Int, PackedRows
+from spectrace.engine.packing import PackedRows
 from spectrace.engine.parallel import Group
 from spectrace.engine.plan import (
     CaptureHiddenMode,
@@ -29,7 +30,7 @@ from spectrace.engine.target import TargetModel, TargetRows
 from spectrace.engine.verification import Greedy, Sampled
 from spectrace.tracer.keys import Keys
 from spectrace.tracer.recorder import Recorder
-from spectrace.tracer.rows import Level
+from spectrace.tracer.rows import Level, Phase
 
 __all__ = ["TargetServing", "TargetShard"]
 
@@ -40,7 +41,8 @@ TOP_K = 16
 class TargetServing:
     """How to serve one call: the boundaries to hand over, those to record as reference, and the faults switched on.
 
-    In a fixed window rejected rows are handed over, too, behind the accepted ones of their group.
+    In a fixed window rejected rows are handed over, too, behind the accepted ones of their group. With `mode` LAST of
+    a piece of a prompt only its last row is.
     """
 
     wiring: tuple[int, ...]
@@ -66,12 +68,15 @@ class TargetShard:
         """Start a call with an empty cache, recording into a trace if there is one."""
         self.model.reset()
         self.serving = serving
-        self.faults = find_faults(serving.faults)
-        self.wiring = serving.wiring
-        for fault in self.faults:
-            self.wiring = fault.wiring(self.wiring, len(self.model.layers))
+        faults = find_faults(serving.faults)
+        self.wiring, self.tap = serving.wiring, Tap.BOUNDARY
+        self.captures, self.hand_offs = broken(faults, Capture), broken(faults, HandOff)
+        for capture in self.captures:
+            self.wiring = capture.wiring(self.wiring, len(self.model.layers))
+            self.tap = self.tap if capture.tap is Tap.BOUNDARY else capture.tap
+        self.changes = [hand_off.features() for hand_off in self.hand_offs]
         sampled = serving.sampling.temperature > 0
-        self.verifier = Sampled(serving.sampling, self.faults) if sampled else Greedy()
+        self.verifier = Sampled(serving.sampling, faults) if sampled else Greedy()
         self.recorder = recording.open("target", self.group) if recording else None
         self.level = recording.level if recording else Level.LIGHT
 
@@ -89,24 +94,50 @@ class TargetShard:
         rows = _pack(step.groups)
         self.model.release(step.released)
         started = time.perf_counter()
-        out = self.model.forward(rows, boundaries={*self.wiring, *self.serving.capture})
+        out = self._forward(rows)
         targets = out.logits.argmax(-1)
         secs = time.perf_counter() - started
         decisions = self.verifier.decide(step.groups, out.logits, targets.tolist(), probs)
-        self.model.settle(out.places[_accepted(step.groups, decisions)])
+        accepted = _handed(step.groups, decisions, CaptureHiddenMode.FULL, with_rejected=False)
+        self.model.settle(out.places[[row for group in accepted for row in group.rows]])
         features = None
         if self.serving.mode is not CaptureHiddenMode.NULL:
-            features = torch.cat([out.boundaries[boundary] for boundary in self.wiring], dim=-1)
-            for fault in self.faults:
-                features = fault.capture(features, self.model.norm)
+            features = self._capture(out)
         if self.recorder:
             self._record(self.recorder, step, rows, out, targets, features, secs / len(rows))
         if features is None:
             return None, decisions
-        for fault in self.faults:
-            features = fault.hand_off(features)
-        handed = _accepted(step.groups, decisions, with_rejected=self.serving.fixed_window)
-        return LogitsProcessorOutput(features[torch.from_numpy(handed)], self.serving.mode), decisions
+        return LogitsProcessorOutput(self._hand_off(features, step.groups, decisions), self.serving.mode), decisions
+
+    def _forward(self, rows: PackedRows) -> TargetRows:
+        """One forward that gives what is captured and what is recorded as reference."""
+        capture = self.serving.capture
+        match self.tap:
+            case Tap.BOUNDARY:
+                return self.model.forward(rows, boundaries={*self.wiring, *capture})
+            case Tap.BRANCH:
+                return self.model.forward(rows, boundaries=capture, branches=self.wiring)
+            case Tap.PART:
+                return self.model.forward(rows, boundaries=capture, parts=self.wiring)
+
+    def _capture(self, out: TargetRows) -> Tensor:
+        """The wiring's slots of every row [T, A*F]."""
+        slots = {Tap.BOUNDARY: out.boundaries, Tap.BRANCH: out.branches, Tap.PART: out.parts}[self.tap]
+        features_TAF = torch.cat([slots[boundary] for boundary in self.wiring], dim=-1)
+        for fault in self.captures:
+            features_TAF = fault.slots(features_TAF, self.model.norm)
+        return features_TAF
+
+    def _hand_off(self, features_TAF: Tensor, groups: Sequence[TargetGroup], decisions: Sequence[Decision]) -> Tensor:
+        """What the draft gets of the rows of a pass."""
+        handed = _handed(groups, decisions, self.serving.mode, with_rejected=self.serving.fixed_window)
+        for fault in self.hand_offs:
+            rows = fault.rows(handed)
+            handed = [replace(group, rows=tuple(own)) for group, own in zip(handed, rows, strict=True)]
+        features = features_TAF[torch.tensor([row for group in handed for row in group.rows], dtype=torch.int64)]
+        for change in self.changes:
+            features = change(features)
+        return features
 
     def _record(
         self,
@@ -167,11 +198,19 @@ def _keys(step: TargetStep, rows: PackedRows) -> Keys:
     )
 
 
-def _accepted(groups: Sequence[TargetGroup], decisions: Sequence[Decision], *, with_rejected: bool = False) -> Int:
-    """The rows of the pass that are accepted, in order; on demand the rejected ones of each group behind them."""
-    rows: list[int] = []
+def _handed(
+    groups: Sequence[TargetGroup], decisions: Sequence[Decision], mode: CaptureHiddenMode, *, with_rejected: bool
+) -> list[HandedGroup]:
+    """The rows of the pass that are accepted, in order; on demand the rejected ones of each group behind them.
+
+    With `mode` LAST of a piece of a prompt only its last row.
+    """
+    handed: list[HandedGroup] = []
     first = 0
     for group, decision in zip(groups, decisions, strict=True):
-        rows += [first + node for node in (*decision.path, *(decision.rejected if with_rejected else ()))]
+        verifies = group.phase is Phase.VERIFY
+        path = decision.path if verifies or mode is CaptureHiddenMode.FULL else decision.path[-1:]
+        nodes = (*path, *(decision.rejected if with_rejected else ()))
+        handed.append(HandedGroup(first, tuple(first + node for node in nodes), len(path), verifies))
         first += len(group.tokens)
-    return np.asarray(rows, np.int64)
+    return handed

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from spectrace.engine.faults import Fault
+from spectrace.engine.fault import Fault, Verifying, broken
 from spectrace.engine.plan import Decision, DraftProbs, TargetGroup
 from spectrace.engine.sampling import Float, Purpose, Sampling, choose, softmax, uniforms
 from spectrace.engine.verify import RIGHT, verify_greedy, verify_sampled
@@ -47,15 +47,15 @@ class Sampled:
     """Speculative sampling at a temperature; `faults` may bend the rule."""
 
     def __init__(self, sampling: Sampling, faults: Sequence[Fault] = ()) -> None:
-        self.sampling, self.faults, self.rule = sampling, faults, RIGHT
-        for fault in faults:
+        self.sampling, self.broken, self.rule = sampling, broken(faults, Verifying), RIGHT
+        for fault in self.broken:
             self.rule = fault.rule(self.rule)
 
     def decide(
         self, groups: Sequence[TargetGroup], logits_TV: Tensor, targets: Sequence[int], probs: DraftProbs | None
     ) -> list[Decision]:
         """See `Verifier`."""
-        for fault in self.faults:
+        for fault in self.broken:
             probs = probs and replace(probs, probs=fault.draft_probs(probs.probs))
         return [self._one(group, logits_TV[rows], tuple(targets[rows]), probs) for group, rows in _spans(groups)]
 

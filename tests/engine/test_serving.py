@@ -37,7 +37,7 @@ def draft(new_draft: NewDraft, write_draft: Write, tmp_path: Path) -> DraftCheck
         (Serving(wiring=()), "--wiring: 0 boundaries, but fc of .* takes 3"),
         (Serving(wiring=(0, 2, 3, 4)), "--wiring: 4 boundaries, but fc of .* takes 3"),
         (Serving(capture=(0, 9)), "--capture: boundary 9 does not exist; this target has boundaries 0 to 5"),
-        (Serving(faults=("W1", "X1")), "--fault X1: no such fault; known are W1"),
+        (Serving(faults=("W1", "X9")), "--fault X9: no such fault; known are W1"),
         (Serving(topk=0), "topk 0 and 4 draft tokens are no tree"),
         (Serving(draft_tokens=1), "topk 1 and 1 draft tokens are no tree"),
         (Serving(draft_tokens=5), "5 draft tokens, .*depth 3 and topk 1 give only 3 below the root; .* 4 at most"),
