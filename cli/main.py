@@ -16,7 +16,7 @@ from spectrace.tracer.errors import SpectraceError
 __all__ = ["cli", "main"]
 
 _EXTRA = ("ray", "transformers")
-_COMMANDS = ("demo", "run", "replay", "info", "check")
+_COMMANDS = ("demo", "run", "replay", "diagnose", "info", "check")
 
 
 class _Lazy(click.Group):

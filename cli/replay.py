@@ -20,7 +20,7 @@ from spectrace.tracer.trace import Trace
 if TYPE_CHECKING:
     from spectrace.replay.lab import ReplayReport
 
-__all__ = ["acceptance_table", "render_replay", "replay", "replay_json"]
+__all__ = ["acceptance_table", "recorded_draft", "recorded_target", "render_replay", "replay", "replay_json"]
 
 
 @click.command(name="replay")

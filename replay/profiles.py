@@ -409,8 +409,8 @@ def _set_config(
         *(f"{_item(key)} = {value!r}" for key, value in changes.items()),
         "p.write_text(json.dumps(c, indent=2))",
     ]
-    quoted = re.sub(r'([\\"$`])', r"\\\1", "; ".join(lines))
-    return Edit(f"in {path} set {' and '.join(sets)}{': ' * bool(why)}{why}", f'python -c "{quoted}"')
+    quoted = re.sub(r'([\\"$`])', r"\\\1", "\n".join(lines))
+    return Edit(f"in {path} set {' and '.join(sets)}{': ' * bool(why)}{why}", f'python -c "\n{quoted}"')
 
 
 def _item(key: str) -> str:
