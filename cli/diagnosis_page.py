@@ -216,15 +216,11 @@ def _speed_lines(worth: Mapping[str, Any]) -> Iterator[str]:
 def _break_even_lines(worth: Mapping[str, Any]) -> Iterator[str]:
     if (length := worth.get("break_even_acceptance")) is None:
         return
-    sources = {
-        "slope": "estimated from passes with different numbers of rows",
-        "bound": "taken to be as slow as a verify pass, so the true length may be higher",
-    }
-    how = sources.get(str(worth.get("plain_from")), "estimated")
-    yield (
-        f"Break-even acceptance length: {length:.2f} at least. Below it, decoding without a draft is faster (a plain "
-        f"step is {how})."
-    )
+    if worth.get("plain_from") == "bound":
+        said = f"{length:.2f} at least (a plain step is taken to be as slow as a verify pass, and may be faster)"
+    else:
+        said = f"about {length:.2f} (a plain step is estimated from passes with different numbers of rows)"
+    yield f"Break-even acceptance length: {said}. Below it, decoding without a draft is faster."
 
 
 def _secs(secs: float) -> str:

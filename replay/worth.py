@@ -52,8 +52,8 @@ class Worth:
     """Seconds of a round and of its parts, per request; None where the timings for it are not in the trace.
 
     `requests_per_pass` is how many requests shared a verify pass. `plain_seconds_per_token` is one row's target forward
-    (from where: `plain_from`) and all of the round's rest, of which some may be speculation's own: plain decoding takes
-    that long at most, so that `break_even_acceptance` is no more than the length from which speculation pays.
+    (from where: `plain_from`) and all of the round's rest, of which some may be speculation's own. With `Plain.BOUND`
+    plain decoding takes that long at most, and `break_even_acceptance` is at most where speculation begins to pay.
     """
 
     seconds_per_round: float | None = None

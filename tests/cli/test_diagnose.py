@@ -141,7 +141,9 @@ def test_worth_is_said_in_units_and_at_its_strength() -> None:
     words = _words(_page(FAULT))
     assert "A round takes 106.7 ms: target 72.5 ms, draft 15.4 ms, the rest 18.8 ms." in words
     assert "9.8 now; 17.6 with W3 repaired." in words and "N3 repaired" not in words
-    assert "1.17 at least" in words and "may be higher" in words
+    assert "1.17 at least" in words and "may be faster" in words
+    estimated = replace(FAULT, worth={**FAULT.worth, "plain_from": "slope"})
+    assert "about 1.17" in _words(_page(estimated))
     assert "What speculation is worth" not in _page(replace(FAULT, worth=Worth().to_json()))
 
 
