@@ -10,7 +10,7 @@ from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["DepthRows", "DraftInputs", "Int", "Served", "packed_keys", "read_served"]
+__all__ = ["DepthRows", "DraftInputs", "Int", "Served", "packed_keys", "places", "read_served"]
 
 Int = npt.NDArray[np.int64]
 
@@ -110,6 +110,25 @@ def packed_keys(keys: Int) -> npt.NDArray[np.void]:
     return np.ascontiguousarray(keys).view(np.dtype((np.void, keys.shape[1] * 8)))[:, 0]
 
 
+def places(known: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> Int:
+    """Where each wanted key stands among the known ones, given column by column; -1 where it is not there, or twice."""
+    count = len(known[0])
+    keys: Int = np.zeros(count + len(wanted[0]), np.int64)
+    for columns in zip(known, wanted, strict=True):
+        values = np.concatenate(columns).astype(np.int64)
+        values -= values.min(initial=0)
+        spans = [int(part.max(initial=0)) + 1 for part in (keys, values)]
+        if spans[0] * spans[1] > 1 << 62:
+            keys, values = (np.unique(part, return_inverse=True)[1].reshape(-1) for part in (keys, values))
+            spans[1] = int(values.max(initial=0)) + 1
+        keys = keys * spans[1] + values
+    order = np.argsort(keys[:count], kind="stable")
+    ordered, asked = keys[:count][order], keys[count:]
+    at = np.searchsorted(ordered, asked)
+    once = np.searchsorted(ordered, asked, side="right") - at == 1
+    return np.where(once, order[np.minimum(at, max(count - 1, 0))] if count else -1, -1)
+
+
 def _depth_rows(received: Rows, drafted: Rows, requests: Int, above: Sequence[DepthRows]) -> DepthRows:
     """One depth's rows; a row whose parent is not in the trace (a torn tail) is left out."""
     parents = bases = np.arange(len(received))
@@ -134,10 +153,5 @@ def _depth_rows(received: Rows, drafted: Rows, requests: Int, above: Sequence[De
 def _places(above: Rows, rows: Rows) -> Int:
     """Where the parent of each row stands in the depth above, -1 where it is not there."""
 
-    def keys(of: Rows, node: str) -> npt.NDArray[np.void]:
-        return packed_keys(np.stack([of[name].astype(np.int64) for name in ("request", "pass", node)], axis=1))
-
-    known, wanted = keys(above, "node"), keys(rows, "parent")
-    order = np.argsort(known)
-    found = order[np.searchsorted(known, wanted, sorter=order).clip(max=max(len(known) - 1, 0))]
-    return np.where(known[found] == wanted, found, -1)
+    known, wanted = (above, "node"), (rows, "parent")
+    return places(*([of[name] for name in ("request", "pass", node)] for of, node in (known, wanted)))
