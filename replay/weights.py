@@ -1,0 +1,204 @@
+"""Whether the engine drafted with the weights that the team believes it serves: by fingerprints, and by its tokens.
+
+`loaded_weights` compares the fingerprints that the draft recorded of its tensors in memory with those of a model built
+from the checkpoint. A tensor that differs is looked for among what has been loaded in its place before.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from spectrace.engine.checkpoint import DraftCheckpoint, read_head, weight_fingerprints
+from spectrace.engine.draft import DraftModel
+from spectrace.engine.spec import GqaSpec
+from spectrace.replay.finding import Finding
+from spectrace.replay.vocabulary import lint_table, rebuilt_table, vocabulary
+from spectrace.tracer.errors import UserError
+from spectrace.tracer.fingerprint import file_fingerprint, tensor_fingerprint
+from spectrace.tracer.trace import Trace
+
+__all__ = ["LoadedWeights", "lint_table", "loaded_weights", "rebuilt_table", "vocabulary"]
+
+_PARTS: Final = {
+    "fc": "fc", "fuse_norms": "norm", "embedding_norm": "norm", "feature_norm": "norm", "mlp_norm": "norm",
+    "output_norm": "norm", "mlp": "mlp", "attention": "attention",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """Of `compared` tensors of the draft, `equal` were served as the checkpoint has them; 0 where none were recorded.
+
+    `skipped` are split over ranks and cannot be compared. `other_files` says that the folder that was served held other
+    files than the one given, None where that is not known.
+    """
+
+    compared: int
+    equal: int
+    skipped: tuple[str, ...] = ()
+    other_files: bool | None = None
+    findings: tuple[Finding, ...] = field(default=())
+
+
+def loaded_weights(
+    trace: Trace, checkpoint: DraftCheckpoint, model: DraftModel, *, target: Path | None = None
+) -> LoadedWeights:
+    """Compare what draft rank 0 held with `model`, the draft of `checkpoint` in the type that was served.
+
+    `target` is where a head that was taken from it is looked up.
+    """
+    facts: Mapping[str, Any] = trace.writers.get("draft-0", {})
+    loaded: Mapping[str, str] = facts.get("loaded") or {}
+    files = _other_files(trace, checkpoint)
+    if not loaded:
+        return LoadedWeights(0, 0, other_files=files)
+    split = frozenset((trace.manifest.get("sharded") or {}).get("draft") or ())
+    ours = {name: print_ for name, print_ in weight_fingerprints(model).items() if name not in split}
+    same = [name for name in ours if loaded.get(name) == ours[name]]
+    wrong = [name for name in ours if loaded.get(name) != ours[name]]
+    findings = tuple(_findings(_Loaded(loaded, ours, tuple(wrong), checkpoint, model, target)))
+    return LoadedWeights(len(ours), len(same), tuple(sorted(split)), files, findings)
+
+
+def _other_files(trace: Trace, checkpoint: DraftCheckpoint) -> bool | None:
+    served: Mapping[str, str] = (trace.manifest.get("draft") or {}).get("fingerprints") or {}
+    given = {path.name: file_fingerprint(path) for path in checkpoint.folder.glob("*.safetensors")}
+    return None if not served else sorted(served.values()) != sorted(given.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """Fingerprints by name, those that were recorded and ours, and the names of which they differ."""
+
+    recorded: Mapping[str, str]
+    ours: Mapping[str, str]
+    wrong: tuple[str, ...]
+    checkpoint: DraftCheckpoint
+    model: DraftModel
+    target: Path | None
+
+    def tensor(self, name: str) -> Tensor:
+        tensor: Tensor = self.model.state_dict()[name]
+        return tensor
+
+    def was(self, name: str, *tensors: Tensor) -> bool:
+        """Whether what was held under a name is one of these, in the type of our own."""
+        own = self.tensor(name)
+        return any(tensor_fingerprint(tensor.to(own).contiguous()) == self.recorded.get(name) for tensor in tensors)
+
+    def finding(
+        self, fault: str, title: str, names: list[str], *told: str, variant: str = "", confidence: float = 1.0,
+        alike: tuple[str, ...] = (),
+    ) -> Finding:  # fmt: skip
+        """With how many of all tensors differ."""
+        wrong = ", ".join(self.wrong)
+        differ = f"{len(self.wrong)} of {len(self.ours)} tensors in memory are not the checkpoint's: {wrong}"
+        absent = [name for name in names if name not in self.recorded]
+        gone = (f"the engine holds no {', '.join(absent)}",) if absent else ()
+        return Finding(fault, title, (differ, *gone, *told), variant=variant, confidence=confidence, alike=alike)
+
+
+def _findings(loaded: _Loaded) -> Iterator[Finding]:
+    """One for each link that is broken; one for all where more than half of what the draft owns is different."""
+    left = list(loaded.wrong)
+    own = [name for name in loaded.ours if name not in _shared(loaded.model)]
+    if "d2t" in left:
+        left.remove("d2t")
+        yield _table(loaded)
+    if 2 * len([name for name in left if name in own and name != "d2t"]) > len(own):
+        yield loaded.finding("P6", "the draft that is served has other weights than the checkpoint", left)
+        return
+    norms = [name for name in left if name.startswith("fuse_norms.") and name not in loaded.recorded]
+    if norms:
+        yield loaded.finding("N2", "the norm before fc is not there", norms)
+    pair = [f"mlp.{half}.weight" for half in ("gate", "up")]
+    if set(pair) <= set(left) and all(loaded.was(one, loaded.tensor(other)) for one, other in (pair, pair[::-1])):
+        yield loaded.finding("P4", "gate and up are swapped", pair, "each of the two holds what the other one should")
+        left = [name for name in left if name not in pair]
+    rotated = [f"attention.{name}.weight" for name in ("q", "k")]
+    turned = [name for name in rotated if name in left and _reordered(loaded, name)]
+    if turned:
+        yield loaded.finding("P5", "rows of q and k are in the order of the other kind of RoPE", turned)
+    parts: dict[str, list[str]] = {}
+    for name in left:
+        if name not in (*norms, *turned):
+            parts.setdefault(name.split(".")[0], []).append(name)
+    yield from _parts(loaded, parts)
+
+
+def _shared(model: DraftModel) -> frozenset[str]:
+    """What the draft takes from its target."""
+    owned = {"embedding.weight": model.spec.own_embedding, "head.weight": model.spec.own_head}
+    return frozenset(name for name, own in owned.items() if not own)
+
+
+def _parts(loaded: _Loaded, parts: Mapping[str, list[str]]) -> Iterator[Finding]:
+    """What is left, by the part of the draft that it belongs to."""
+    others: dict[str, list[str]] = {}
+    for part, names in parts.items():
+        if part == "head":
+            yield _head(loaded, names)
+        elif part == "embedding":
+            yield _embedding(loaded, names)
+        else:
+            others.setdefault(_PARTS.get(part, part), []).extend(names)
+    for variant, names in others.items():
+        ones = [name for name in names if variant == "norm" and loaded.was(name, torch.ones_like(loaded.tensor(name)))]
+        zeros = [name for name in names if loaded.was(name, torch.zeros_like(loaded.tensor(name)))]
+        told = [f"{', '.join(which)} all {value}" for which, value in ((ones, "ones"), (zeros, "zeros")) if which]
+        title = f"weights of {', '.join(names)} are not the checkpoint's"
+        yield loaded.finding("P1", title, names, *told, variant=variant, confidence=0.95)
+
+
+def _table(loaded: _Loaded) -> Finding:
+    offsets, vocab = loaded.tensor("d2t"), loaded.model.spec.target_vocab
+    ids = torch.arange(len(offsets), device=offsets.device)
+    if "d2t" not in loaded.recorded:
+        return loaded.finding("V1", "the engine has no d2t", ["d2t"])
+    if loaded.was("d2t", torch.zeros_like(offsets)):
+        return loaded.finding("V5", "d2t is all zero in memory", ["d2t"], alike=("V1",))
+    if loaded.was("d2t", ids + offsets, offsets - ids):
+        told = "it holds tokens where the checkpoint has offsets"
+        return loaded.finding("V2", "d2t was converted between offsets and tokens once too often", ["d2t"], told)
+    rolled = [table for by in (1, -1) for table in (offsets.roll(by), (ids + offsets.roll(by)) % vocab - ids)]
+    if loaded.was("d2t", *rolled, *((ids + offsets).roll(by) - ids for by in (1, -1))):
+        return loaded.finding("V4", "d2t is shifted by one row in memory", ["d2t"])
+    told = "it is not zero, and none of the known ways to misread the checkpoint's"
+    return loaded.finding("V3", "d2t of the engine is another table than the checkpoint's", ["d2t"], told)
+
+
+def _head(loaded: _Loaded, names: list[str]) -> Finding:
+    own = loaded.tensor("head.weight")
+    if loaded.target is not None and loaded.model.spec.own_head:
+        with suppress(UserError):
+            head = read_head(loaded.target)
+            if head.shape[1:] == own.shape[1:] and loaded.was("head.weight", head[: len(own)]):
+                told = f"it is the first {len(own)} of {len(head)} rows of the target's head"
+                alike = ("A1",) if len(own) == len(head) else ()
+                title = "the draft's own head is replaced by the target's"
+                return loaded.finding("P2", title, names, told, alike=alike)
+    title = "the head is not the checkpoint's"
+    return loaded.finding("P2", title, names, variant="other", confidence=0.8, alike=("A1", "P1"))
+
+
+def _embedding(loaded: _Loaded, names: list[str]) -> Finding:
+    title = "the embedding is not " + ("the checkpoint's" if loaded.model.spec.own_embedding else "the target's")
+    alike = ("A1",) if loaded.model.spec.own_embedding else ()
+    return loaded.finding("P3", title, names, confidence=0.9, alike=alike)
+
+
+def _reordered(loaded: _Loaded, name: str) -> bool:
+    """Whether the rows of each head are in the order for pairs (2i, 2i+1) instead of (i, i + D/2), or the other way."""
+    attention = loaded.model.spec.attention
+    if not isinstance(attention, GqaSpec):
+        return False
+    rows = loaded.tensor(name)
+    heads = rows.reshape(-1, attention.head_dim, rows.shape[1])
+    halves = heads.reshape(len(heads), 2, attention.head_dim // 2, -1).transpose(1, 2).reshape(rows.shape)
+    pairs = heads.reshape(len(heads), attention.head_dim // 2, 2, -1).transpose(1, 2).reshape(rows.shape)
+    return loaded.was(name, halves, pairs)
