@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spectrace.replay.configuration import Slot, View
 from spectrace.replay.diagnosis import Identified
-from spectrace.replay.truth import Truth, TrueText
+from spectrace.replay.truth import TrueText, Truth
 from spectrace.tracer.rowset import Rows
 
 __all__ = ["Match", "identify"]
@@ -53,7 +53,7 @@ def identify(
     if features.shape[1] % width:
         return ()
     true = {slot: _aligned(texts, slot, mine) for slot in candidates}
-    slots = features.split(width, dim=1)
+    slots = torch.split(features, width, dim=1)
     tolerance = _COARSE if coarse else _EXACT
     return tuple(_match(at, slot, true, configured, tolerance) for at, slot in enumerate(slots))
 
@@ -90,7 +90,9 @@ def _some(truth: Truth, rows: Rows, limit: int) -> list[int]:
 def _rows_of(rows: Rows, texts: Sequence[TrueText]) -> Rows:
     """The received rows that stand on known text."""
     length = {text.request: len(next(iter(text.slots.values()))) for text in texts}
-    there = np.array([p < length.get(r, 0) for r, p in zip(rows["request"].tolist(), rows["position"].tolist(), strict=True)])
+    there = np.array(
+        [p < length.get(r, 0) for r, p in zip(rows["request"].tolist(), rows["position"].tolist(), strict=True)]
+    )
     rows = rows.take(there)
     return rows.take(np.linspace(0, len(rows) - 1, min(len(rows), _ROWS)).astype(np.int64)) if len(rows) else rows
 

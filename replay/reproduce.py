@@ -18,6 +18,7 @@ from spectrace.replay.replay import DepthOutput, replay_inputs
 __all__ = ["Reproduced", "Stage", "reproduce"]
 
 Bool = npt.NDArray[np.bool_]
+_PATTERN = 0.1
 _Q_TOLERANCE = 0.01  # of a draft probability: what rounding does to one is far below
 
 
@@ -50,6 +51,25 @@ class Reproduced:
     def by_depth(self) -> tuple[float, ...]:
         """The share of answers met, depth by depth."""
         return tuple(float(self.met[self.depth == d].mean()) for d in np.unique(self.depth))
+
+    def first_miss(self) -> tuple[int, int, int, int] | None:
+        """Request, round, position and depth of the first answer that was not met, in the order of rounds."""
+        missed = np.flatnonzero(~self.met)
+        if not len(missed):
+            return None
+        first = missed[np.lexsort((self.depth[missed], self.request[missed], self.round[missed]))[0]]
+        return int(self.request[first]), int(self.round[first]), int(self.position[first]), int(self.depth[first])
+
+    def patterns(self) -> list[str]:
+        """Whether misses depend on the round or on the position, in words; nothing where they do not."""
+        found = []
+        for name, values in (("round", self.round), ("position", self.position)):
+            middle = np.median(values) if len(values) else 0
+            early, late = self.met[values <= middle], self.met[values > middle]
+            if len(early) and len(late) and abs(float(early.mean()) - float(late.mean())) > _PATTERN:
+                shares = f"{float(early.mean()):.1%} of answers are met, later {float(late.mean()):.1%}"
+                found.append(f"up to {name} {middle:.0f} {shares}")
+        return found
 
     def first_stage(self) -> Stage | None:
         """The first stage, in the order of the data's path, that parts from the record on more than a row in twenty."""

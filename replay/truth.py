@@ -230,3 +230,27 @@ def _groups(texts: Mapping[int, Text]) -> Iterator[list[int]]:
         rows += len(text.tokens)
     if group:
         yield group
+
+
+class Delivered:
+    """What the draft was delivered, taken at its word: each slot for the boundary that it is configured to hold."""
+
+    def __init__(self, trace: Trace, wiring: Sequence[Slot], width: int) -> None:
+        self.name = "what the draft was delivered, taken for its configured boundaries"
+        self.wiring, self.width = tuple(wiring), width
+        self._rows = trace.rows("received", live=True, depth=0, rank=0)
+        self._lengths = dict(zip(*np.unique(self._rows["request"], return_counts=True), strict=True))
+
+    def has(self, slot: Slot) -> bool:
+        return slot in self.wiring
+
+    def covers(self, request: int) -> bool:
+        return request in self._lengths
+
+    def read(self, texts: Mapping[int, Text], slots: Collection[Slot]) -> Mapping[int, Mapping[Slot, Tensor]]:
+        needed = {request: min(int(self._lengths[request]), len(text.tokens) - 1) for request, text in texts.items()}
+        found = {}
+        for request, rows in first_rows(self._rows, needed):
+            parts = torch.split(rows.tensor("features"), self.width, dim=1)
+            found[request] = {slot: parts[self.wiring.index(slot)] for slot in slots}
+        return found

@@ -1,0 +1,286 @@
+"""From readings and findings to causes: which link is broken, who is wrong about it, and the edit that repairs it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from spectrace.replay.case import Case
+from spectrace.replay.configuration import Configuration, Slot
+from spectrace.replay.diagnosis import Reading
+from spectrace.replay.evidence import Evidence
+from spectrace.replay.finding import Finding
+from spectrace.replay.hypotheses import LINKS, Hypothesis, mapping, moving
+from spectrace.replay.identify import Match
+from spectrace.replay.profiles import Edit, Who, fix_hand_off, fix_switch, fix_wiring, profile_of
+from spectrace.replay.readings import EngineReading, TrainedReading
+from spectrace.replay.wirings import name_wiring
+
+__all__ = ["Broken", "Readings", "broken_links"]
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """The three readings as far as they were decided; None where one was not.
+
+    `matches` are the received slots by value, empty where they could not be matched.
+    """
+
+    configured: Configuration
+    engine: EngineReading | None
+    trained: TrainedReading | None
+    matches: tuple[Match, ...] = ()
+
+    @property
+    def delivered(self) -> tuple[Slot, ...] | None:
+        """What the slots held, None where one is not known."""
+        held = [match.held for match in self.matches]
+        return tuple(one for one in held if one) if held and all(held) else None
+
+    def table(self) -> dict[str, Reading]:
+        """Every link as configured, as the engine had it, and as the draft was trained."""
+        explained = self.engine if self.engine and self.engine.explained else None
+        found = {}
+        for link, said in LINKS.items():
+            engine = said(explained.configuration) if explained else None
+            if link == "wiring":
+                engine = _listed(self.delivered) if self.delivered else None
+            trained = said(self.trained.configuration) if self.trained else None
+            found[link] = Reading(said(self.configured), engine, trained)
+        return found
+
+
+def _listed(slots: Sequence[Slot]) -> str:
+    return f"({', '.join(map(str, slots))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A broken link before its worth is known.
+
+    `simulated` tells that a free run can have this link broken, so that others can be foretold beside it; `step` breaks
+    it, where a step does; `proven` says that the trace shows it by itself, not the replay.
+    """
+
+    fault: str
+    variant: str
+    title: str
+    evidence: tuple[str, ...]
+    edit: Edit
+    confidence: float
+    link: str = ""
+    alike: tuple[str, ...] = ()
+    simulated: bool = True
+    step: Hypothesis | None = field(default=None, compare=False)
+    proven: bool = False
+
+
+def found_alone(case: Case, evidence: Evidence) -> list[Broken]:
+    """What the trace shows by itself."""
+    return [_from_finding(case, finding, None) for finding in evidence.findings]
+
+
+def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Broken]:
+    """Everything that is wrong, what is proven by the trace alone first; one entry for one link."""
+    found = [_from_finding(case, finding, readings) for finding in evidence.findings]
+    known = {one.fault for one in found}
+    for one in (*_wiring(case, readings), *_computing(case, readings)):
+        if one.fault in known or known & set(one.alike):
+            found = [_joined(other, one) if other.fault in (one.fault, *one.alike) else other for other in found]
+        else:
+            found.append(one)
+    return found
+
+
+def _joined(finding: Broken, reading: Broken) -> Broken:
+    """A finding that a reading confirms."""
+    return Broken(
+        finding.fault,
+        finding.variant or reading.variant,
+        finding.title,
+        (*finding.evidence, *reading.evidence),
+        reading.edit,
+        max(finding.confidence, reading.confidence),
+        reading.link,
+        finding.alike,
+        reading.simulated,
+        reading.step,
+    )
+
+
+def _from_finding(case: Case, finding: Finding, readings: Readings | None) -> Broken:
+    """A finding's cause; positions and tables that are wrong can be run so, too."""
+    step = None
+    if readings:
+        steps = (*moving(), *mapping(readings.configured, None))
+        step = next((one for one in reversed(steps) if one.fault == finding.fault), None)
+    return Broken(
+        finding.fault,
+        finding.variant,
+        finding.title,
+        finding.evidence,
+        fix_hand_off(profile_of(case.trace.manifest), finding.fault, finding.variant),
+        finding.confidence,
+        link=step.link if step else "",
+        alike=finding.alike,
+        simulated=step is not None,
+        step=step,
+        proven=True,
+    )
+
+
+def _wiring(case: Case, readings: Readings) -> Iterator[Broken]:
+    """What the slots hold against what is configured, and what the draft was trained on against both."""
+    configured, delivered = readings.configured.wiring, readings.delivered
+    trained = readings.trained.configuration.wiring if readings.trained else configured
+    served = case.served_wiring
+    if delivered is not None and delivered != trained:
+        told = tuple(Slot(boundary) for boundary in served.boundaries) if served else configured
+        who: Who = "config" if delivered == configured else "conversion" if delivered == told else "engine"
+        yield _wrong_wiring(case, readings, trained, delivered, who)
+    elif trained != configured and delivered is None:
+        yield _wrong_wiring(case, readings, trained, configured, "config")
+    elif readings.matches and delivered is None:
+        yield _unknown_slots(case, readings)
+
+
+def _wrong_wiring(case: Case, readings: Readings, right: tuple[Slot, ...], wrong: tuple[Slot, ...], who: Who) -> Broken:
+    (fault, variant, title), alike = name_wiring(right, wrong, case.layers or 0)
+    profile, served = profile_of(case.trace.manifest), case.served_wiring
+    if any(slot.view != other.view for slot, other in zip(right, wrong, strict=True)):
+        edit = fix_hand_off(profile, fault, variant)
+    else:
+        edit = fix_wiring(
+            profile,
+            who=who,
+            draft=case.checkpoint.folder,
+            served=case.served_folder,
+            boundaries=tuple(slot.boundary for slot in right),
+            now=tuple(slot.boundary for slot in wrong),
+            key=served.key if served else None,
+        )
+    evidence = [_slot_evidence(match) for match in readings.matches]
+    if who == "config":
+        evidence.append(_trained_evidence(readings, "wiring"))
+    return Broken(
+        fault, variant or who, f"{title}: {_listed(wrong)} where {_listed(right)} is right", tuple(evidence), edit,
+        0.99, "wiring", alike,
+    )  # fmt: skip
+
+
+def _slot_evidence(match: Match) -> str:
+    shown = match.shown
+    runner_up = f"; next best is {shown.runner_up} at {shown.runner_up_error:.1e}" if shown.runner_up else ""
+    return (
+        f"slot {shown.slot} is configured as boundary {shown.configured} and holds {shown.best}: error "
+        f"{shown.error:.1e} of the row's maximum, median of {match.rows} rows{runner_up}"
+    )
+
+
+def _trained_evidence(readings: Readings, link: str) -> str:
+    trained = readings.trained
+    assert trained
+    said, gain = LINKS[link], trained.gain or (0.0, 0.0)
+    return (
+        f"on true features the draft reaches acceptance length {_number(trained.best)} with {link} "
+        f"{said(trained.configuration)}, and {_number(trained.configured)} as configured, {said(readings.configured)}; "
+        f"on requests that did not choose it, run lengths grow by {gain[0]:.2f} to {gain[1]:.2f} (99 %)"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _unknown_slots(case: Case, readings: Readings) -> Broken:
+    unknown = [match for match in readings.matches if match.held is None]
+    slots = ", ".join(str(match.shown.slot) for match in unknown)
+    return Broken(
+        "W8",
+        "",
+        f"slot {slots} holds no boundary of the target, with or without residual or final norm",
+        tuple(_slot_evidence(match) for match in readings.matches),
+        fix_hand_off(profile_of(case.trace.manifest), "W8"),
+        0.5,
+        "wiring",
+        ("W9",),
+        simulated=False,
+    )
+
+
+def _computing(case: Case, readings: Readings) -> Iterator[Broken]:
+    """The links of the draft's own forward, in the order in which they were found."""
+    engine, trained = readings.engine, readings.trained
+    done = set[str]()
+    for step in engine.steps if engine else ():
+        done.add(step.link)
+        right = trained.configuration if trained else readings.configured
+        assert engine
+        if LINKS[step.link](right) != LINKS[step.link](engine.configuration):
+            who: Who = "conversion" if _served_so(case, step.link, engine.configuration) else "engine"
+            yield _wrong_link(case, readings, step, right, engine.configuration, who, _engine_evidence(engine, step))
+    for step in trained.steps if trained else ():
+        assert trained
+        if step.link not in done and step.link != "wiring":
+            evidence = (_trained_evidence(readings, step.link),)
+            yield _wrong_link(case, readings, step, trained.configuration, readings.configured, "config", evidence)
+
+
+def _served_so(case: Case, link: str, engine: Configuration) -> bool:
+    """Whether the folder that was served says what the engine did, and the believed one does not."""
+    if case.served_spec is None:
+        return False
+    served = Configuration(case.served_spec, engine.tensors, engine.wiring)
+    return link not in ("weights", "head", "embedding", "vocabulary map", "positions", "wiring") and (
+        LINKS[link](served) == LINKS[link](engine)
+    )
+
+
+def _engine_evidence(engine: EngineReading, step: Hypothesis) -> tuple[str, ...]:
+    before, after = engine.configured, engine.reproduced
+    lines = [
+        f"fed exactly what it was fed, the draft gives {before.agreement:.1%} of the {len(before.met)} served answers "
+        f"as configured, and {after.agreement:.1%} where {step.title}"
+    ]
+    if stage := before.first_stage():
+        lines.append(
+            f"as configured, replay and record part first at {stage.stage}, depth {stage.depth}: "
+            f"{stage.rows - stage.equal} of {stage.rows} rows"
+        )
+    if others := [one.title for one in engine.rivals if one.link == step.link]:
+        lines.append(f"the answers cannot tell this from: {', '.join(others)}")
+    return tuple(lines)
+
+
+def _wrong_link(
+    case: Case,
+    readings: Readings,
+    step: Hypothesis,
+    right: Configuration,
+    wrong: Configuration,
+    who: Who,
+    evidence: tuple[str, ...],
+) -> Broken:
+    said = _VALUES.get(step.link, LINKS[step.link])
+    profile = profile_of(case.trace.manifest)
+    name = "gate_up" if step.fault == "P4" else step.link
+    if step.link == "positions":
+        edit = fix_hand_off(profile, step.fault, step.variant)
+    else:
+        edit = fix_switch(
+            profile,
+            name,
+            who=who,
+            draft=case.checkpoint.folder,
+            served=case.served_folder,
+            right=said(right),
+            now=said(wrong),
+        )
+    title = f"{step.link} is {LINKS[step.link](wrong)} where {LINKS[step.link](right)} is right"
+    agreement = readings.engine.reproduced.agreement if readings.engine and who != "config" else 0.99
+    return Broken(step.fault, step.variant or who, title, evidence, edit, agreement, step.link, step.alike, step=step)
+
+
+_VALUES: Mapping[str, Callable[[Configuration], object]] = {
+    "rope theta": lambda at: at.spec.rope.theta,
+    "rope scaling": lambda at: at.spec.rope,
+    "rope pairs": lambda at: at.spec.rope,
+}

@@ -1,0 +1,297 @@
+"""Name the cause: evidence that needs no hypothesis, then values, then replays, then confirmation on other requests.
+
+Three readings are compared: what checkpoint and config mean, what the engine did, and what the draft was trained for.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spectrace.engine.checkpoint import DraftCheckpoint
+from spectrace.replay.case import Case, open_case
+from spectrace.replay.causes import Readings, broken_links, found_alone
+from spectrace.replay.configuration import Configuration, Slot
+from spectrace.replay.diagnosis import Diagnosis
+from spectrace.replay.evidence import Evidence, gather
+from spectrace.replay.foretell import Foreteller
+from spectrace.replay.handoff import faithful_rows
+from spectrace.replay.hypotheses import Hypothesis, computing, feeding, mapping, moving
+from spectrace.replay.identify import Match, identify
+from spectrace.replay.inputs import Served, read_served
+from spectrace.replay.lab import read_drawn
+from spectrace.replay.ladder import Ladder, Trained, compare, target_choices, teacher_forced
+from spectrace.replay.readings import Clock, EngineReading, Told, TrainedReading, read_engine, read_training
+from spectrace.replay.repairs import foretell_repairs
+from spectrace.replay.truth import Delivered, Recomputed, Recorded, Source, Truth
+from spectrace.replay.verdict import Outcome, conclude, insufficient, ranked
+from spectrace.replay.wirings import name_wiring
+from spectrace.replay.worth import worth
+from spectrace.tracer.acceptance import acceptance_of_rows
+from spectrace.tracer.errors import UserError
+from spectrace.tracer.trace import Trace
+
+__all__ = ["Trained", "diagnose"]
+
+_ENGINE_ROWS = 2048  # depth-0 rows on which hypotheses about the engine are tried
+_CHOOSING_ROWS, _TRUE_ROWS = 768, 6144  # true rows on which training is read, and on which acceptance is foretold
+_TRUE_BYTES = 384 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which requests serve for what: frozen before anything is run, and told as the diagnosis's coverage."""
+
+    engine: tuple[int, ...] = ()
+    choosing: tuple[int, ...] = ()
+    confirming: tuple[int, ...] = ()
+    foretelling: tuple[int, ...] = ()
+
+
+def diagnose(
+    trace: Trace,
+    checkpoint: DraftCheckpoint,
+    *,
+    target: Path | None = None,
+    reference: Trace | None = None,
+    trained: Trained | None = None,
+    budget_secs: float = 180.0,
+    progress: Told | None = None,
+) -> Diagnosis:
+    """Diagnose a trace of the draft that the team believes it serves, within about so many seconds.
+
+    `target` lets true boundaries be computed, `reference` is a trace that has them. Raises UserError for a target or
+    a reference that does not fit.
+    """
+    case = open_case(trace, checkpoint, target)
+    if lacking := _lacking(case):
+        return lacking
+    clock = Clock(budget_secs, progress)
+    clock.tell("reading the trace", 0, 1)
+    evidence = gather(case)
+    truth = _truth(case, reference)
+    return _Lab(case, evidence, truth, trained, clock).diagnosis()
+
+
+def _lacking(case: Case) -> Diagnosis | None:
+    """What a trace must have for anything to be said."""
+    trace, again = case.trace, "spectrace run ... --out NEW_TRACE --level features, then spectrace diagnose NEW_TRACE"
+    if not len(trace.rows("received")):
+        return insufficient(case, "no row that a draft received is in the trace: nothing was drafted", again)
+    if not case.texts:
+        return insufficient(case, "no request has finished in the trace: record until at least one has", again)
+    if not any(len(text.output) > 1 for text in case.texts.values()):
+        return insufficient(case, "no answer is longer than one token: nothing was verified; record longer ones", again)
+    return None
+
+
+def _truth(case: Case, reference: Trace | None) -> Truth:
+    """Where true boundaries come from: recorded ones first, then the target."""
+    sources: list[Source] = []
+    for trace, own in ((case.trace, True), (reference, False)):
+        if trace is not None and len(trace.rows("reference")):
+            sources.append(Recorded(trace, case.texts, own))
+    if reference is not None and not len(reference.rows("reference")):
+        raise UserError(f"{reference.folder}: no reference rows in it; record it with --capture BOUNDARIES")
+    layers = case.layers
+    if case.target is not None:
+        again = Recomputed(case.target, dtype=case.dtype)
+        sources, layers = [*sources, again], again.layers
+    return Truth(case.texts, sources, layers)
+
+
+@dataclass(slots=True)
+class _Lab:
+    """One diagnosis under way."""
+
+    case: Case
+    evidence: Evidence
+    truth: Truth
+    trained: Trained | None
+    clock: Clock
+
+    def diagnosis(self) -> Diagnosis:
+        case, evidence = self.case, self.evidence
+        served = self._served()
+        plan = self._plan(served)
+        foreteller = Foreteller(case.trace)
+        readings = self._readings(served, plan, foreteller)
+        broken = broken_links(case, readings, evidence) if readings else found_alone(case, evidence)
+        accepted = acceptance_of_rows(case.trace.rows("verified"), depth=foreteller.shape.depth)
+        self.clock.tell("foretelling what repairs bring", 0, 1)
+        repairs = foretell_repairs(readings, broken, self._foretelling(readings), plan.foretelling, foreteller)
+        causes = ranked(repairs.causes(broken, accepted.acceptance_length))
+        gains = {f"{cause.fault} repaired": cause.predicted_acceptance for cause in causes}
+        return conclude(
+            Outcome(
+                case,
+                evidence,
+                readings,
+                causes,
+                accepted,
+                repairs.all,
+                worth(case.trace, gains | ({"all repaired": repairs.all} if len(causes) > 1 else {})),
+                self._ladder(readings, plan),
+                self._coverage(served, plan, readings),
+                self._notes(readings),
+            )
+        )
+
+    def _served(self) -> Served | None:
+        """The rows to replay; None where the trace keeps no features, or no whole request."""
+        served = read_served(self.case.trace, gaps=self.evidence.last_only)
+        first = served.received.take(served.received["depth"] == 0)
+        if not len(served.requests) or not first.has("features").all():
+            return None
+        width = self.case.checkpoint.spec.features_width
+        found = first.take(slice(0, 1)).tensor("features").shape[1]
+        if found != width:
+            raise UserError(
+                f"{self.case.trace.folder}: received features are {found} wide, but fc of "
+                f"{self.case.checkpoint.folder} takes {width}: the trace is of another draft"
+            )
+        return served
+
+    def _plan(self, served: Served | None) -> Plan:
+        """Halves alternate by request, so that both see the whole time of the trace."""
+        lengths = {request: len(text.tokens) for request, text in sorted(self.truth.texts.items())}
+        width = self.case.checkpoint.spec.target_width
+        rows = _TRUE_BYTES // max(4 * width * len(self.truth.known() or [0]), 1)
+        halves = list(lengths)[::2], list(lengths)[1::2]
+        return Plan(
+            engine=_first(_engine_lengths(served), _ENGINE_ROWS) if served else (),
+            choosing=_first({r: lengths[r] for r in halves[0]}, min(rows // 3, _CHOOSING_ROWS)),
+            confirming=_first({r: lengths[r] for r in halves[1]}, min(2 * rows // 3, 2 * _CHOOSING_ROWS)),
+            foretelling=_first(lengths, _TRUE_ROWS),
+        )
+
+    def _readings(self, served: Served | None, plan: Plan, foreteller: Foreteller) -> Readings | None:
+        configured = self.case.configured
+        if configured is None:
+            return None
+        matches = self._matches(configured)
+        engine = self._engine(configured, served, plan)
+        training = self._training(configured, matches, plan, foreteller)
+        return Readings(configured, engine, training, matches)
+
+    def _matches(self, configured: Configuration) -> tuple[Match, ...]:
+        if self.evidence.masked or not self.truth.sources:
+            return ()
+        rows = faithful_rows(self.case.trace)
+        rows = rows if len(rows) else self.case.trace.rows("received", live=True, depth=0, rank=0)
+        if not len(rows) or not rows.has("features").all():
+            return ()
+        width = self.case.checkpoint.spec.target_width
+        return identify(rows, self.truth, configured.wiring, coarse=self.case.coarse, width=width)
+
+    def _engine(self, configured: Configuration, served: Served | None, plan: Plan) -> EngineReading | None:
+        if served is None:
+            return None
+        chosen = served.requests[np.isin(served.requests, plan.engine)]
+        return read_engine(
+            configured,
+            lambda at: computing(at, self.case.shared),
+            [served.inputs(chosen)],
+            read_drawn(self.case.trace),
+            coarse=self.case.coarse,
+            tolerance=self.case.tolerance,
+            clock=self.clock,
+        )
+
+    def _training(
+        self, configured: Configuration, matches: Sequence[Match], plan: Plan, foreteller: Foreteller
+    ) -> TrainedReading | None:
+        truth = self.truth
+        if not plan.choosing or not plan.confirming or not all(truth.has(slot) for slot in configured.wiring):
+            return None
+        slots = {Slot(boundary) for boundary in truth.known()} | set(configured.wiring)
+        slots |= {match.held for match in matches if match.held and truth.has(match.held)}
+        self.clock.tell("true boundaries", 0, 1)
+        choosing, confirming = truth.read(plan.choosing, slots), truth.read(plan.confirming, slots)
+
+        def around(at: Configuration) -> Iterator[Hypothesis]:
+            yield from computing(at, self.case.shared)
+            yield from mapping(at, None)
+            yield from moving()
+            yield from _other_wirings(at, truth)
+
+        return read_training(configured, around, foreteller, choosing, confirming, clock=self.clock)
+
+    def _foretelling(self, readings: Readings | None) -> Truth:
+        """True boundaries; where there are none, what was delivered, at its word."""
+        if readings is None or self.truth.sources:
+            return self.truth
+        width = self.case.checkpoint.spec.target_width
+        source = Delivered(self.case.trace, readings.configured.wiring, width)
+        return Truth(self.case.texts, [source], self.case.layers)
+
+    def _ladder(self, readings: Readings | None, plan: Plan) -> Ladder | None:
+        if self.trained is None or readings is None or readings.trained is None:
+            return None
+        right = readings.trained.configuration
+        texts = self.truth.read(plan.foretelling, right.wiring)
+        model = right.build()
+        sampled = any(text.text.temperature > 0 for text in texts)
+        choices = target_choices(self.case.trace, model) if sampled else None
+        fed = [[text.wired(right.wiring) for text in texts]]
+        depth = len(self.trained.accuracies)
+        return compare(self.trained, teacher_forced(model, fed, depth, choices=choices, steps=right.steps))
+
+    def _coverage(self, served: Served | None, plan: Plan, readings: Readings | None) -> dict[str, Any]:
+        return {
+            **self.evidence.compared,
+            "true boundaries from": [source.name for source in self.truth.sources],
+            "boundaries known": len(self.truth.known()),
+            "requests": {name: len(requests) for name, requests in asdict(plan).items()},
+            "requests finished": len(self.case.texts),
+            "answers replayed": len(readings.engine.configured.met) if readings and readings.engine else 0,
+            "hypotheses tried": self.clock.tried,
+            "hypotheses left untried for want of time": self.clock.skipped,
+        }
+
+    def _notes(self, readings: Readings | None) -> tuple[str, ...]:
+        notes = []
+        if self.case.why_no_model:
+            notes.append(f"nothing was replayed: {self.case.why_no_model}")
+        if readings and not readings.matches:
+            why = "what was received does not tell it" if self.evidence.masked else "no true boundary is known"
+            notes.append(f"which boundaries the slots hold is not decided: {why}")
+        return tuple(notes)
+
+
+def _engine_lengths(served: Served) -> dict[int, int]:
+    zero = served.received["request"][served.received["depth"] == 0].tolist()
+    lengths = dict.fromkeys(served.requests.tolist(), 0)
+    for request in zero:
+        if request in lengths:
+            lengths[request] += 1
+    return lengths
+
+
+def _first(lengths: Mapping[int, int], rows: int) -> tuple[int, ...]:
+    """The first requests with about so many rows, one at least."""
+    found, total = list[int](), 0
+    for request, length in lengths.items():
+        if found and total + length > rows:
+            break
+        found.append(request)
+        total += length
+    return tuple(found)
+
+
+def _other_wirings(at: Configuration, truth: Truth) -> Iterator[Hypothesis]:
+    known = truth.known()
+    for wiring in feeding(at, truth.layers or max(known), known):
+        if all(truth.has(slot) for slot in wiring) and len(wiring) == len(at.wiring):
+            (fault, variant, title), alike = name_wiring(wiring, at.wiring, truth.layers or max(known))
+            yield Hypothesis("wiring", fault, title, _Rewired(wiring), variant=variant, alike=alike)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewired:
+    wiring: tuple[Slot, ...]
+
+    def __call__(self, at: Configuration) -> Configuration:
+        return replace(at, wiring=self.wiring)

@@ -1,0 +1,219 @@
+"""The readings that are searched for: what the engine did, and what the draft was trained for.
+
+Both begin at the configured reading and take the best step of many, again and again while each is worth it, since
+faults stack. What the engine did is judged by the served answers; what the draft was trained for, by the text.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from spectrace.replay.compare import Drawn
+from spectrace.replay.configuration import Configuration, Slot
+from spectrace.replay.foretell import Foreteller, Foretold, acceptance_length
+from spectrace.replay.hypotheses import Hypothesis
+from spectrace.replay.inputs import DraftInputs
+from spectrace.replay.reproduce import Reproduced, reproduce
+from spectrace.replay.statistics import Interval, paired_interval
+from spectrace.replay.truth import TrueText
+
+__all__ = ["Clock", "EngineReading", "TrainedReading", "read_engine", "read_training"]
+
+Float = npt.NDArray[np.float64]
+Around = Callable[[Configuration], Iterable[Hypothesis]]
+Told = Callable[[str, int, int], None]
+
+_STACK = 3
+_EXPLAINED, _EXPLAINED_COARSE = 0.98, 0.93
+_GAIN = 0.02  # of answers met: less is no step
+_WALKED = 6  # screened hypotheses that are walked
+_SCREENED_SURE, _TRAINED_SURE = 2.0, 0.99
+_WORTH = 0.05  # of what drafts add to acceptance length, relative, and as much absolute: less is no cause
+
+
+class Clock:
+    """What is left of the budget; `told` hears of progress."""
+
+    def __init__(self, budget_secs: float, told: Told | None = None) -> None:
+        self.ends, self._told = time.monotonic() + budget_secs, told
+        self.tried = self.skipped = 0
+
+    def each(self, what: str, hypotheses: Sequence[Hypothesis]) -> Iterator[Hypothesis]:
+        """The hypotheses in order, as long as there is time."""
+        for number, hypothesis in enumerate(hypotheses):
+            if time.monotonic() > self.ends:
+                self.skipped += len(hypotheses) - number
+                return
+            self.tell(what, number, len(hypotheses))
+            self.tried += 1
+            yield hypothesis
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        if self._told:
+            self._told(what, done, total)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReading:
+    """What the engine did: the steps from the configured reading, and how well the result reproduces it.
+
+    `steps` is empty where the configured reading does, and where nothing tried does: `explained` tells which. `rivals`
+    are hypotheses that the answers cannot tell from the steps taken.
+    """
+
+    configuration: Configuration
+    steps: tuple[Hypothesis, ...]
+    configured: Reproduced
+    reproduced: Reproduced
+    explained: bool
+    rivals: tuple[Hypothesis, ...] = ()
+
+
+def read_engine(
+    configured: Configuration,
+    around: Around,
+    blocks: Sequence[DraftInputs],
+    drawn: Drawn | None,
+    *,
+    coarse: bool,
+    tolerance: float,
+    clock: Clock,
+) -> EngineReading:
+    """Find the steps under which replay gives the answers that were served."""
+    enough = _EXPLAINED_COARSE if coarse else _EXPLAINED
+
+    def run(configuration: Configuration) -> Reproduced:
+        return reproduce(configuration, blocks, drawn, tolerance=tolerance)
+
+    base = run(configured)
+    at, found, steps, rivals = configured, base, list[Hypothesis](), list[Hypothesis]()
+    while found.agreement < enough and len(steps) < _STACK:
+        tried = [
+            (one, (there := one.apply(at)), run(there))
+            for one in clock.each("what the engine did", _fresh(around(at), steps))
+        ]
+        if not tried:
+            break
+        best, there, result = max(tried, key=lambda each: each[2].agreement)
+        if result.agreement < found.agreement + _GAIN:
+            break
+        rivals += [one for one, _, other in tried if one is not best and bool((other.met == result.met).all())]
+        at, found = there, result
+        steps.append(best)
+    if found.agreement < enough:
+        return EngineReading(configured, (), base, base, False)
+    return EngineReading(at, tuple(steps), base, found, True, tuple(rivals))
+
+
+def _fresh(hypotheses: Iterable[Hypothesis], steps: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """Those that do not undo what was decided."""
+    taken = {step.link for step in steps}
+    return [one for one in hypotheses if one.link not in taken]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedReading:
+    """What the draft was trained for: the steps from the configured reading, and the acceptance lengths of both.
+
+    `gain` is the 99 % interval of what the steps add to the mean run length on requests that did not choose them.
+    """
+
+    configuration: Configuration
+    steps: tuple[Hypothesis, ...]
+    configured: float | None
+    best: float | None
+    gain: Interval | None = None
+    rivals: tuple[Hypothesis, ...] = field(default=())
+
+
+def read_training(
+    configured: Configuration,
+    around: Around,
+    foreteller: Foreteller,
+    chosen_on: Sequence[TrueText],
+    confirmed_on: Sequence[TrueText],
+    *,
+    clock: Clock,
+) -> TrainedReading:
+    """Find the steps under which the draft foretells the text best: chosen on one half, confirmed on the other."""
+    at, steps, rivals = configured, list[Hypothesis](), list[Hypothesis]()
+    base = foreteller.walks(at, confirmed_on)
+    best, gain = base, None
+    while len(steps) < _STACK:
+        step = _best_step(at, _fresh(around(at), steps), foreteller, chosen_on, clock)
+        if step is None:
+            break
+        there = step[0].apply(at)
+        walked = foreteller.walks(there, confirmed_on)
+        interval = paired_interval(_runs(walked), _runs(best), sure=_TRAINED_SURE)
+        if not (interval[0] > 0 and _worth_it(walked, best)):
+            break
+        at, best, gain = there, walked, interval
+        steps.append(step[0])
+        rivals += step[1]
+    return TrainedReading(at, tuple(steps), acceptance_length(base), acceptance_length(best), gain, tuple(rivals))
+
+
+def _best_step(
+    at: Configuration,
+    hypotheses: Sequence[Hypothesis],
+    foreteller: Foreteller,
+    texts: Sequence[TrueText],
+    clock: Clock,
+) -> tuple[Hypothesis, list[Hypothesis]] | None:
+    """The step that walks furthest on these texts, and those that walk just as it does; None when none gets further."""
+    own = foreteller.walks(at, texts)
+    walked = [
+        (one, foreteller.walks(one.apply(at), texts)) for one in _screened(at, hypotheses, foreteller, texts, clock)
+    ]
+    better = [(one, result) for one, result in walked if _worth_it(result, own)]
+    if not better:
+        return None
+    best, result = max(better, key=lambda each: acceptance_length(each[1]) or 0.0)
+    same = [one for one, other in better if one is not best and _same(other, result)]
+    return best, same
+
+
+def _screened(
+    at: Configuration,
+    hypotheses: Sequence[Hypothesis],
+    foreteller: Foreteller,
+    texts: Sequence[TrueText],
+    clock: Clock,
+) -> list[Hypothesis]:
+    """The few whose first drafts are right more often; those that show at deeper drafts only are all kept."""
+    own = foreteller.hits(at, texts)[:, 0]
+    scored: list[tuple[float, int, Hypothesis]] = []
+    for number, one in enumerate(clock.each("what the draft was trained for", hypotheses)):
+        if one.deeper:
+            scored.append((np.inf, -number, one))
+            continue
+        moved = foreteller.hits(one.apply(at), texts)[:, 0] - own
+        up, down = float((moved > 0).sum()), float((moved < 0).sum())
+        # McNemar's statistic: only starts at which the two differ say anything.
+        if up > down and (up - down) / np.sqrt(up + down) >= _SCREENED_SURE:
+            scored.append(((up - down), -number, one))
+    scored.sort(key=lambda each: each[:2], reverse=True)
+    deeper = [one for score, _, one in scored if score == np.inf]
+    return deeper + [one for score, _, one in scored if score != np.inf][:_WALKED]
+
+
+def _runs(walked: Sequence[Foretold]) -> list[Float]:
+    return [one.runs for one in walked]
+
+
+def _worth_it(new: Sequence[Foretold], old: Sequence[Foretold]) -> bool:
+    before, after = acceptance_length(old), acceptance_length(new)
+    return before is not None and after is not None and after - before > _WORTH * (1 + (before - 1))
+
+
+def _same(one: Sequence[Foretold], other: Sequence[Foretold]) -> bool:
+    return all(bool((a.runs == b.runs).all()) for a, b in zip(one, other, strict=True))
+
+
+def wired(configuration: Configuration, wiring: Sequence[Slot]) -> Configuration:
+    """The same draft fed with other boundaries."""
+    return replace(configuration, wiring=tuple(wiring))

@@ -1,0 +1,115 @@
+"""What every repair will bring: free runs with some links as they were broken, the others as the draft was trained."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from spectrace.replay.causes import Broken, Readings
+from spectrace.replay.configuration import Configuration
+from spectrace.replay.diagnosis import Cause
+from spectrace.replay.foretell import Foreteller, Foretold, acceptance_length
+from spectrace.replay.truth import Truth
+
+__all__ = ["Repairs", "foretell_repairs"]
+
+_ROWS_AT_ONCE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Repairs:
+    """Acceptance lengths: with every link repaired, and with each of the broken ones repaired alone; None: not known.
+
+    `rows` are the rows of text that they were foretold on.
+    """
+
+    all: float | None
+    alone: tuple[float | None, ...]
+    rows: int
+
+    def causes(self, broken: Sequence[Broken], served: float | None) -> list[Cause]:
+        """The broken links with what their repair is worth."""
+        return [
+            Cause(
+                fault=one.fault,
+                variant=one.variant,
+                title=one.title,
+                confidence=one.confidence,
+                evidence=one.evidence,
+                served_acceptance=served,
+                predicted_acceptance=predicted,
+                fix=one.edit.text,
+                command=one.edit.command,
+                alike=one.alike,
+            )
+            for one, predicted in zip(broken, self.alone, strict=True)
+        ]
+
+
+def foretell_repairs(
+    readings: Readings | None,
+    broken: Sequence[Broken],
+    truth: Truth,
+    requests: Sequence[int],
+    foreteller: Foreteller,
+) -> Repairs:
+    """Run free over the texts of these requests, once for every repair; one pass over the true boundaries."""
+    nothing = Repairs(None, (None,) * len(broken), 0)
+    if readings is None:
+        return nothing
+    wanted: list[Configuration | None] = [_with(readings, ()), *(_alone(readings, broken, one) for one in broken)]
+    possible = {
+        at: one for at, one in enumerate(wanted) if one is not None and all(truth.has(slot) for slot in one.wiring)
+    }
+    if 0 not in possible:
+        return nothing
+    chosen = [request for request in requests or truth.texts if request in truth.texts]
+    lengths, rows = _walk(possible, truth, chosen, foreteller)
+    return Repairs(lengths.get(0), tuple(lengths.get(at + 1) for at in range(len(broken))), rows)
+
+
+def _walk(
+    configurations: Mapping[int, Configuration], truth: Truth, requests: Sequence[int], foreteller: Foreteller
+) -> tuple[dict[int, float | None], int]:
+    slots = {slot for one in configurations.values() for slot in one.wiring}
+    walked: dict[int, list[Foretold]] = {at: [] for at in configurations}
+    rows = 0
+    for group in _groups(truth, requests):
+        texts = truth.read(group, slots)
+        rows += sum(len(text.text.tokens) - 1 for text in texts)
+        for at, configuration in configurations.items():
+            walked[at] += foreteller.walks(configuration, texts)
+    return {at: acceptance_length(found) for at, found in walked.items()}, rows
+
+
+def _groups(truth: Truth, requests: Sequence[int]) -> Iterator[list[int]]:
+    group, rows = list[int](), 0
+    for request in requests:
+        group.append(request)
+        rows += len(truth.texts[request].tokens)
+        if rows >= _ROWS_AT_ONCE:
+            yield group
+            group, rows = [], 0
+    if group:
+        yield group
+
+
+def _alone(readings: Readings, broken: Sequence[Broken], one: Broken) -> Configuration | None:
+    """With this link repaired and the others left as they are; None where a free run cannot have those broken."""
+    others = [other for other in broken if other is not one]
+    return None if any(not other.simulated for other in others) else _with(readings, others)
+
+
+def _with(readings: Readings, wrong: Sequence[Broken]) -> Configuration:
+    """Everything as trained, but for some links as the engine had them."""
+    links = {one.link for one in wrong}
+    at = readings.configured
+    steps = [
+        *(readings.engine.steps if readings.engine else ()),
+        *(one.step for one in wrong if one.step and one.proven),
+    ]
+    for step in steps:
+        at = step.apply(at) if step.link in links else at
+    for step in readings.trained.steps if readings.trained else ():
+        at = at if step.link in links else step.apply(at)
+    if "wiring" in links:
+        at = replace(at, wiring=readings.delivered or readings.configured.wiring)
+    return at

@@ -1,0 +1,32 @@
+"""How sure a difference is: paired bootstrap over requests, since rows of one request are not independent."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Interval", "paired_interval", "ratio_interval"]
+
+Float = npt.NDArray[np.float64]
+Interval = tuple[float, float]
+_DRAWS = 1000
+_SEED = 0
+
+
+def paired_interval(one: Sequence[Float], other: Sequence[Float], *, sure: float = 0.99) -> Interval:
+    """The interval of mean(one) - mean(other), both given request by request, value by value."""
+    sums = np.array([(a - b).sum() for a, b in zip(one, other, strict=True)])
+    counts = np.array([len(a) for a in one], np.float64)
+    return ratio_interval(sums, counts, sure=sure)
+
+
+def ratio_interval(above: Float, below: Float, *, sure: float = 0.95) -> Interval:
+    """The interval of sum(above) / sum(below) over requests."""
+    if not len(above) or not below.sum():
+        return float("nan"), float("nan")
+    random = np.random.Generator(np.random.Philox(_SEED))
+    drawn = random.integers(0, len(above), (_DRAWS, len(above)))
+    sums, totals = above[drawn].sum(1), below[drawn].sum(1)
+    ratios = sums[totals > 0] / totals[totals > 0]
+    low, high = np.percentile(ratios, [50 * (1 - sure), 50 * (1 + sure)])
+    return float(low), float(high)

@@ -1,0 +1,143 @@
+"""The last step of a diagnosis: the verdict, what it rests on, what was not decided, and what to record next."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spectrace.replay.case import Case
+from spectrace.replay.causes import Readings
+from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
+from spectrace.replay.evidence import Evidence
+from spectrace.replay.ladder import Ladder
+from spectrace.replay.worth import Worth
+from spectrace.tracer.acceptance import Acceptance
+
+__all__ = ["Outcome", "conclude", "insufficient"]
+
+_CLOSE = 0.02  # of an acceptance length, relative: what rounding does to a walk is far below in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Everything that a verdict rests on; `repaired` is the acceptance length with every named cause repaired."""
+
+    case: Case
+    evidence: Evidence
+    readings: Readings | None
+    causes: tuple[Cause, ...]
+    served: Acceptance
+    repaired: float | None
+    worth: Worth
+    ladder: Ladder | None
+    coverage: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+def insufficient(case: Case, why: str, command: str) -> Diagnosis:
+    """Nothing can be said, with what to do about it."""
+    return Diagnosis(Verdict.INSUFFICIENT, (), {}, (), None, None, notes=(why,), next_command=command)
+
+
+def conclude(outcome: Outcome) -> Diagnosis:
+    """Weigh it all."""
+    verdict, notes = _verdict(outcome)
+    readings = outcome.readings
+    return Diagnosis(
+        verdict=verdict,
+        causes=outcome.causes,
+        readings=readings.table() if readings else {},
+        identified=tuple(match.shown for match in readings.matches) if readings else (),
+        served_acceptance=outcome.served.acceptance_length,
+        repaired_acceptance=outcome.repaired,
+        worth=outcome.worth.to_json(),
+        coverage={**outcome.coverage, **({"ladder": outcome.ladder.to_json()} if outcome.ladder else {})},
+        notes=(*notes, *outcome.notes),
+        next_command=_next_command(outcome, verdict),
+    )
+
+
+def _verdict(outcome: Outcome) -> tuple[Verdict, list[str]]:
+    readings = outcome.readings
+    if outcome.causes:
+        return Verdict.FAULT, []
+    engine = readings.engine if readings else None
+    if readings is None or engine is None:
+        return Verdict.INSUFFICIENT, ["what the draft computed could not be replayed, so nothing is known of it"]
+    if not engine.explained:
+        return _unexplained(outcome)
+    if readings.trained is None:
+        return Verdict.INSUFFICIENT, [
+            "the engine computed what the config says, on what it was delivered; whether that is what the draft was "
+            "trained on takes true boundaries"
+        ]
+    return _how_good(outcome)
+
+
+def _unexplained(outcome: Outcome) -> tuple[Verdict, list[str]]:
+    """Inputs agree, outputs do not: said as closely as the trace allows."""
+    assert outcome.readings and outcome.readings.engine
+    found = outcome.readings.engine.configured
+    request, round_, position, depth = found.first_miss() or (-1, -1, -1, -1)
+    rates = ", ".join(f"{rate:.1%}" for rate in found.by_depth())
+    lines = [
+        f"fed exactly what it was fed, the draft does not give the answers that were served, and no hypothesis tried "
+        f"explains them: {found.agreement:.1%} of {len(found.met)} are met (by depth {rates})",
+        f"first at request {request}, round {round_}, position {position}, depth {depth}",
+    ]
+    if stage := found.first_stage():
+        lines.append(
+            f"the first stage to part is {stage.stage} at depth {stage.depth}, {stage.rows - stage.equal} of "
+            f"{stage.rows} rows"
+        )
+    lines += found.patterns()
+    return Verdict.ENGINE_STATE, lines
+
+
+def _how_good(outcome: Outcome) -> tuple[Verdict, list[str]]:
+    """No fault: healthy, a weak draft, or other data than it was trained on."""
+    ladder, served, worth = outcome.ladder, outcome.served, outcome.worth
+    if ladder is not None and ladder.reaches is not None:
+        if not ladder.reaches:
+            return Verdict.OTHER_DATA, [
+                "the draft falls short of its trained accuracy on these texts, on true features"
+            ]
+        if not _pays(served, worth):
+            return Verdict.WEAK_DRAFT, ["the draft reaches its trained accuracy, and that is not enough to pay"]
+        return Verdict.HEALTHY, ["the draft reaches its trained accuracy"]
+    if not _pays(served, worth):
+        return Verdict.WEAK_DRAFT, [
+            "a weak draft, or other data than it was trained on: a trace alone cannot part these two; with "
+            "--trained-accuracy, as training reported it, it can"
+        ]
+    return Verdict.HEALTHY, []
+
+
+def _pays(served: Acceptance, worth: Worth) -> bool:
+    """Whether acceptance reaches the break-even length; where timings are missing, whether drafts are right at all."""
+    length = served.acceptance_length
+    if length is None:
+        return False
+    if worth.break_even_acceptance is not None:
+        return length >= worth.break_even_acceptance
+    first = served.conditional_rates[0] if served.conditional_rates else None
+    return first is not None and first >= 0.5
+
+
+def _next_command(outcome: Outcome, verdict: Verdict) -> str:
+    case, readings = outcome.case, outcome.readings
+    if verdict is not Verdict.INSUFFICIENT:
+        return next((cause.command for cause in outcome.causes if cause.command), "")
+    if readings is None or readings.trained is None:
+        return f"spectrace diagnose {case.trace.folder} --draft {case.checkpoint.folder} --target TARGET"
+    return ""
+
+
+def ranked(causes: Sequence[Cause]) -> tuple[Cause, ...]:
+    """What costs most first; what was proven comes before what was inferred where nothing is foretold."""
+
+    def gain(cause: Cause) -> float:
+        if cause.predicted_acceptance is None or cause.served_acceptance is None:
+            return 0.0
+        return cause.predicted_acceptance - cause.served_acceptance
+
+    return tuple(sorted(causes, key=lambda cause: (-round(gain(cause), 3), -cause.confidence)))
