@@ -1,0 +1,97 @@
+"""One run from seed to score: served and recorded, repaired for real, diagnosed blind."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from scoreboard.pairs import Pair
+from scoreboard.scoring import Run, failed, score, unscored
+from scoreboard.seeds import Seed
+from scoreboard.stage import Recorded, Stage, believed, read, remove, same_values
+
+from spectrace.engine.checkpoint import DraftCheckpoint, read_draft
+from spectrace.replay.diagnosis import Diagnosis
+from spectrace.tracer.rows import Level
+from spectrace.tracer.trace import Trace
+
+__all__ = ["Diagnose", "Judge"]
+
+Diagnose = Callable[[Trace, DraftCheckpoint, Path], Diagnosis]
+"""A trace, the draft that the team believes it serves, the target's folder: nothing else is known to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """`keep` gets every trace and what was said of it; `page` turns a diagnosis into the text that a user reads."""
+
+    stage: Stage
+    diagnose: Diagnose
+    level: Level = Level.FEATURES
+    keep: Path | None = None
+    page: Callable[[Diagnosis], str] | None = None
+
+    def run(self, seed: Seed, pair: Pair) -> Run:
+        """Score one seed. What raises becomes part of the record."""
+        try:
+            trace = self.stage.record(seed, pair, level=self.level)
+        except Exception as error:
+            return failed(seed, error, while_="serving", scored=False)
+        try:
+            return self._judge(seed, pair, trace)
+        finally:
+            remove(trace)
+
+    def _judge(self, seed: Seed, pair: Pair, trace: Path) -> Run:
+        try:
+            recorded, real, each, idle = self._compare(seed, pair, trace)
+        except Exception as error:
+            return failed(seed, error, while_="serving the repair", scored=False)
+        if idle:
+            return unscored(seed, idle, real=real, served=recorded.acceptance)
+        checkpoint, started = read_draft(believed(self.stage, seed, pair)), time.perf_counter()
+        try:
+            found = self.diagnose(Trace.open(trace), checkpoint, pair.target)
+        except Exception as error:
+            self._keep(seed, trace, None)
+            return failed(seed, error, while_="diagnosing", scored=True)
+        seconds = time.perf_counter() - started
+        self._keep(seed, trace, found)
+        return score(seed, found, real=real, seconds=seconds, each=each)
+
+    def _compare(
+        self, seed: Seed, pair: Pair, trace: Path
+    ) -> tuple[Recorded, float | None, dict[str, float | None], str]:
+        """What was recorded, what the repair comes to, and why there is nothing in it to be named, if so."""
+        recorded = read(trace)
+        if not seed.faults:
+            return recorded, recorded.acceptance, {}, ""
+        repaired = self.stage.repaired(seed, pair)
+        if same_values(recorded, repaired):
+            return recorded, repaired.acceptance, {}, "changes no feature, no position and no token"
+        each: dict[str, float | None] = {}
+        for id in seed.faults if len(seed.faults) > 1 else ():
+            one = self.stage.repaired(seed, pair, left=tuple(other for other in seed.faults if other != id))
+            if same_values(recorded, one):
+                return recorded, repaired.acceptance, {}, f"{id} is masked: without it the same is recorded"
+            each[id] = one.acceptance
+        return recorded, repaired.acceptance, each, ""
+
+    def _keep(self, seed: Seed, trace: Path, found: Diagnosis | None) -> None:
+        if not self.keep:
+            return
+        folder = self.keep / seed.name.replace("/", "_").replace(" ", "-")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(trace, folder / "trace")
+        if found:
+            text = json.dumps(asdict(found), indent=2, default=_plain)
+            (folder / "diagnosis.json").write_text(text + "\n", "utf-8")
+        if found and self.page:
+            (folder / "diagnosis.txt").write_text(self.page(found), "utf-8")
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else str(value)

@@ -1,0 +1,150 @@
+"""docs/scoreboard.md out of docs/scoreboard.json: every number on the page is from there."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["render"]
+
+_HEAD = """# Scoreboard
+
+Faults seeded into running deployments, recorded, and diagnosed from the trace alone: `spectrace diagnose` was given the
+trace, the draft that the team believes it serves, and the target. What is seeded: `bench/scoreboard/`.
+
+```
+{command}
+```
+"""
+_PLACES = """
+*engine*: switched on in the engine. *config*: the folder that the team believes is wrong. *conversion*: what is
+served is not that folder. A cause names a fault by its own id or by an id that it says cannot be told
+from it, for one and the same edit. Acceptance lengths are over whole rounds; *real* is a run with the fault repaired.
+"""
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """The page."""
+    runs, found = document["runs"], document["totals"]
+    faults = [run for run in runs if isinstance(run["fault"], str)]
+    parts = [
+        _HEAD.format(command=document["command"]),
+        _totals(found),
+        _PLACES,
+        _section("By fault", _by_fault(faults)),
+        _section("Several faults at once", _stacked([run for run in runs if isinstance(run["fault"], list)])),
+        _section("Clean runs", _clean([run for run in runs if run["fault"] is None])),
+        _section("Missed", _missed(runs)),
+        _section("Not scored", _unscored(runs)),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _section(title: str, body: str) -> str:
+    return f"## {title}\n\n{body}\n" if body else ""
+
+
+def _totals(found: Mapping[str, Any]) -> str:
+    told, stacked = found["predictions"], found["stacked"]
+    lines = [
+        ("seeds", ", ".join(map(str, found["seeds"]))),
+        ("single faults scored", f"{found['scored']} of {found['faults']} ({_percent(found['unscored_share'])} not)"),
+        ("cause named first", f"{found['first']} of {found['scored']} ({_percent(found['first_share'])})"),
+        ("among the first three", f"{found['top3']} of {found['scored']} ({_percent(found['top3_share'])})"),
+        ("false alarms on clean runs", f"{found['false_alarms']} of {found['clean']}"),
+        ("acceptance after the repair foretold", _foretold(told)),
+        ("two faults at once, both named", f"{stacked['all_named']} of {stacked['scored']}"),
+        ("ids scored on one pair only", ", ".join(found["one_pair_only"]) or "none"),
+    ]
+    return _table(("", ""), lines) + "\n"
+
+
+def _foretold(told: Mapping[str, Any]) -> str:
+    return (
+        f"exactly in {told['exact']} of {told['compared']}, within 0.10 in {told['within_0.10']}; "
+        f"largest error {_number(told['max_error'])}"
+    )
+
+
+def _by_fault(runs: Sequence[Mapping[str, Any]]) -> str:
+    columns = ("fault", "pair", "seed", "where", "variant", "named", "place", "served", "foretold", "real", "secs")
+    return _table(columns, (_row(run) for run in runs if run["scored"]))
+
+
+def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
+    named = f"{run['named']} {run['named_variant']}".strip() if run["named"] else run["verdict"]
+    place = str(run["rank"]) if run["rank"] else "**missed**"
+    lengths = (_number(run[name]) for name in ("served", "predicted", "real"))
+    return *_seeded(run), named, place, *lengths, f"{run['seconds']:.0f}"
+
+
+def _stacked(runs: Sequence[Mapping[str, Any]]) -> str:
+    columns = ("faults", "pair", "seed", "places", "served", "foretold", "real", "with one repaired: foretold / real")
+    rows = []
+    for run in (run for run in runs if run["scored"]):
+        places = ", ".join(f"{id} {place or '**missed**'}" for id, place in run["ranks"].items())
+        each = "; ".join(f"{id} {_number(told)} / {_number(real)}" for id, (told, real) in run["each"].items())
+        lengths = (_number(run[name]) for name in ("served", "predicted", "real"))
+        rows.append((" + ".join(run["fault"]), run["pair"], str(run["seed"]), places, *lengths, each))
+    return _table(columns, rows)
+
+
+def _clean(runs: Sequence[Mapping[str, Any]]) -> str:
+    columns = ("case", "pair", "seed", "verdict", "acceptance length", "secs")
+    return _table(
+        columns,
+        (
+            (
+                run["variant"], run["pair"], str(run["seed"]),
+                f"**{run['verdict']}: {run['named']}**" if run["named"] else run["verdict"],
+                _number(run["served"]), f"{run['seconds']:.0f}",
+            )
+            for run in runs if run["scored"]
+        ),
+    )  # fmt: skip
+
+
+def _missed(runs: Sequence[Mapping[str, Any]]) -> str:
+    wrong = [run for run in runs if run["scored"] and _is_wrong(run)]
+    columns = ("fault", "pair", "seed", "where", "variant", "place", "reason")
+    rows = ((*_seeded(run), str(run["rank"] or "-"), run["reason"]) for run in wrong)
+    return _table(columns, rows) if wrong else "Nothing."
+
+
+def _is_wrong(run: Mapping[str, Any]) -> bool:
+    if run["fault"] is None:
+        return run["named"] is not None or run["verdict"] in ("fault", "engine_state", "error")
+    return run["rank"] != 1 if isinstance(run["fault"], str) else run["rank"] is None
+
+
+def _unscored(runs: Sequence[Mapping[str, Any]]) -> str:
+    left = [run for run in runs if not run["scored"]]
+    rows = ((*_seeded(run), run["reason"]) for run in left)
+    return _table(("fault", "pair", "seed", "where", "variant", "why"), rows) if left else "Nothing."
+
+
+def _seeded(run: Mapping[str, Any]) -> tuple[str, ...]:
+    """What was seeded, where and how."""
+    return _faults(run), run["pair"], str(run["seed"]), run["kind"], run["variant"]
+
+
+def _faults(run: Mapping[str, Any]) -> str:
+    fault = run["fault"]
+    return "clean" if fault is None else fault if isinstance(fault, str) else " + ".join(fault)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    body = [f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows]
+    if not body:
+        return ""
+    return "\n".join((f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", *body))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"

@@ -1,0 +1,344 @@
+"""The scoreboard seeds what it says, shows the diagnosis nothing but the trace, and counts fairly."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
+
+from scoreboard import edits
+from scoreboard.clean import clean
+from scoreboard.judge import Judge
+from scoreboard.pairs import IDS, PAIRS, Pair, make_pairs
+from scoreboard.quick import quick
+from scoreboard.render import render
+from scoreboard.run import chosen, document, plan
+from scoreboard.scoring import Run, failed, score, totals, unscored
+from scoreboard.seeds import Seed, draw, options
+from scoreboard.stage import Recorded, Stage
+
+from spectrace.engine.checkpoint import read_draft
+from spectrace.engine.serving import Serving
+from spectrace.engine.spec import FuseNorm, RopeKind, Stream
+from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
+
+SMALL = tuple(name for name in PAIRS if name != "smollm2")
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
+    return {pair.name: pair for pair in make_pairs(tmp_path_factory.mktemp("pairs"), SMALL)}
+
+
+def a_seed(*faults: str, kind: str = "engine", alike: tuple[str, ...] = ()) -> Seed:
+    return Seed(faults, "some variant", "toy", 1, kind, Serving(), ((1, 2),), alike=alike)  # type: ignore[arg-type]
+
+
+def a_cause(fault: str, *, predicted: float | None = 2.0, alike: tuple[str, ...] = ()) -> Cause:
+    return Cause(fault, "v", f"title of {fault}", 1.0, ("evidence",), 1.5, predicted, f"edit for {fault}", alike=alike)
+
+
+def a_diagnosis(*causes: Cause, verdict: Verdict = Verdict.FAULT) -> Diagnosis:
+    return Diagnosis(verdict, causes, {}, (), 1.5, 3.0, notes=("a note",))
+
+
+# Seeds
+
+
+def test_the_same_seed_draws_the_same_and_another_one_others(pairs: dict[str, Pair]) -> None:
+    def drawn(number: int) -> list[Any]:
+        found = plan([number], list(pairs.values()), few=False)
+        return [(seed.name.rpartition("/")[0], seed.prompts, seed.served, seed.ranks) for seed in found]
+
+    assert drawn(1) == drawn(1)
+    one, two = drawn(1), drawn(2)
+    assert sum(a in two for a in one) == 0
+
+
+def test_what_is_left_out_does_not_change_what_is_drawn(pairs: dict[str, Pair]) -> None:
+    toy = pairs["toy"]
+    alone = draw(3, replace(toy, ids=("W1", "V4"), stacked=0))
+    among = {seed.name: seed for seed in draw(3, toy)}
+    for seed in alone:
+        assert among[seed.name].served == seed.served and among[seed.name].prompts == seed.prompts
+
+
+def test_every_id_is_seeded_into_two_pairs_even_without_smollm2(pairs: dict[str, Pair]) -> None:
+    where: dict[str, set[str]] = {id: set() for id in IDS}
+    for seed in plan([1], list(pairs.values()), few=False):
+        if len(seed.faults) == 1:
+            where[seed.faults[0]].add(seed.pair)
+    assert {id: names for id, names in where.items() if len(names) < 2} == {}
+
+
+def test_there_are_clean_runs_of_every_kind(pairs: dict[str, Pair]) -> None:
+    cases = [(pair.name, seed.variant) for pair in pairs.values() for seed in clean(1, pair)]
+    assert len(cases) == len(set(cases)) >= 34
+    assert {variant for _, variant in cases} == {
+        "as it is", "bf16", "two ranks", "one at a time", "eight at a time", "chunked prefill", "temperature 1",
+        "drawn drafts", "trees", "fixed window", "undertrained", "other data", "longer context",
+    }  # fmt: skip
+
+
+def test_w3_is_seeded_in_all_three_places(pairs: dict[str, Pair]) -> None:
+    kinds = [seed.kind for seed in draw(1, pairs["toy"]) if seed.faults == ("W3",)]
+    assert kinds == ["engine", "config", "conversion"]
+
+
+def test_no_drawn_wiring_is_the_one_that_is_right(pairs: dict[str, Pair]) -> None:
+    for pair in pairs.values():
+        right = read_draft(pair.draft).wiring
+        assert right
+        for id in ("W1", "W2", "W3", "W4", "W5", "W6"):
+            for option in options(pair, id, random.Random(5)):
+                if option.edit:
+                    config = option.edit.apply(edits.read(pair.draft)).config
+                    assert config.get("eagle_aux_hidden_state_layer_ids") != list(right.boundaries)
+
+
+def test_quick_has_every_id_once_and_few_runs(pairs: dict[str, Pair]) -> None:
+    few = plan([1], list(pairs.values()), few=True)
+    single = [seed.faults[0] for seed in few if len(seed.faults) == 1]
+    assert sorted(single) == sorted(IDS)
+    assert 8 <= sum(not seed.faults for seed in few) <= 12
+    whole = {seed.name: seed for seed in plan([1], list(pairs.values()), few=False)}
+    assert all(len(seed.prompts) < len(whole[seed.name].prompts) for seed in few)
+    assert quick([seed for seed in whole.values() if seed.faults == ("W3",)])
+
+
+def test_runs_are_chosen_by_id_or_by_name(pairs: dict[str, Pair]) -> None:
+    found = plan([1], [pairs["toy"]], few=False)
+    assert {seed.faults for seed in chosen(found, ["W3"])} == {("W3",), ("W3", "N3"), ("W3", "R1")}
+    assert {seed.variant for seed in chosen(found, ["longer context"])} == {"longer context"}
+    assert chosen(found, []) == found
+
+
+# Edits
+
+
+def flipped(folder: Path, edit: edits.Edit, out: Path) -> Any:
+    return read_draft(edits.write(edit.apply(edits.read(folder)), out))
+
+
+def test_edits_of_the_config_are_read_as_they_are_meant(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    folder = pairs["toy"].draft
+    right = read_draft(folder).spec
+    wanted = {
+        "N1": replace(right, residual=Stream.PRE_NORM),
+        "N3": replace(right, feedback=Stream.PRE_NORM),
+        "N2": replace(right, fuse_norm=FuseNorm.NONE),
+        "R5": replace(right, rope=replace(right.rope, interleaved=False)),
+    }
+    for id, spec in wanted.items():
+        for option in options(pairs["toy"], id, random.Random(1)):
+            if option.edit:
+                assert flipped(folder, option.edit, tmp_path / id / option.kind).spec == spec
+    dropped = flipped(folder, edits.Edit("", edits.drop_scaling), tmp_path / "R4").spec
+    assert dropped.rope.kind is RopeKind.DEFAULT and dropped.rope.theta == right.rope.theta
+    lost = flipped(folder, edits.Edit("", lambda draft: edits.set_theta(draft, None)), tmp_path / "R3").spec
+    assert lost.rope.theta == 10_000
+
+
+def test_edits_of_the_wiring_keep_both_keys_in_step(tmp_path: Path) -> None:
+    folder = Path(__file__).resolve().parents[1] / "models" / "smollm2" / "draft"
+    moved = flipped(folder, edits.Edit("", lambda draft: edits.rewire(draft, (3, 16, 27))), tmp_path / "a")
+    assert moved.wiring.boundaries == (3, 16, 27) and not moved.report.unread_fields
+    assert flipped(folder, edits.Edit("", edits.forget_wiring), tmp_path / "b").wiring is None
+    other = flipped(folder, edits.Edit("", edits.output_ids), tmp_path / "c")
+    assert other.wiring.boundaries == (1, 4, 17)
+
+
+def test_wirings_do_what_their_faults_say() -> None:
+    assert edits.early((0, 3, 16)) == (0, 2, 15)
+    assert edits.late((0, 3, 30), 30, by=2) == (2, 5, 30)
+    assert edits.lose_first((0, 3, 16), 30) == (3, 16, 27)
+    assert edits.first_twice((0, 3, 16)) == (0, 0, 3)
+    assert edits.move_slot((0, 3, 16), 1, -1) == (0, 2, 16)
+
+
+def test_a_broken_table_still_names_tokens_of_the_vocabulary(pairs: dict[str, Pair]) -> None:
+    draft = edits.read(pairs["toy"].draft)
+    rows = torch.arange(len(draft.tensors["d2t"]))
+    right = rows + draft.tensors["d2t"]
+    for broken in (edits.zero_d2t(draft), edits.roll_d2t(draft), edits.stale_d2t(draft, 3)):
+        tokens = rows + broken.tensors["d2t"]
+        assert not torch.equal(tokens, right)
+        assert tokens.min() >= 0 and tokens.max() < draft.config["vocab_size"]
+
+
+def test_edits_of_tensors_touch_what_they_say_and_nothing_else(pairs: dict[str, Pair]) -> None:
+    draft = edits.read(pairs["toy"].draft)
+
+    def touched(other: edits.Draft) -> set[str]:
+        assert other.config == draft.config
+        return {name for name in draft.tensors if not torch.equal(draft.tensors[name], other.tensors[name])}
+
+    assert touched(edits.swap_gate_and_up(draft)) == {
+        "midlayer.mlp.gate_proj.weight", "midlayer.mlp.up_proj.weight"
+    }  # fmt: skip
+    assert touched(edits.reinitialise(draft, "fc", 1)) == {"fc.weight"}
+    assert touched(edits.reinitialise(draft, "norm", 1)) == {"midlayer.hidden_norm.weight"}
+    assert touched(edits.random_embedding(draft, 1)) == {"embed_tokens.weight"}
+    assert touched(edits.target_head(draft, torch.ones(128, 80))) == {"lm_head.weight"}
+    assert all(draft.tensors[name].ndim == 2 for name in touched(edits.noisy(draft, 0.1, 1)))
+
+
+# Scores
+
+
+def test_a_cause_names_a_fault_by_its_id_or_by_one_it_cannot_be_told_from() -> None:
+    run = score(a_seed("N3"), a_diagnosis(a_cause("W1"), a_cause("N1", alike=("N3",))), real=2.0, seconds=1.0)
+    assert (run.named, run.rank, run.predicted, run.error) == ("W1", 2, 2.0, 0.0)
+    assert run.reason.startswith("W1 named")
+    assert score(a_seed("N3"), a_diagnosis(a_cause("W1")), real=2.0, seconds=1.0).rank is None
+    assert score(a_seed("W1", alike=("W3",)), a_diagnosis(a_cause("W3")), real=2.0, seconds=1.0).rank == 1
+
+
+def test_of_several_faults_all_have_to_be_named_and_the_last_place_counts() -> None:
+    seed, each = a_seed("W3", "N3"), {"W3": 2.1, "N3": 1.2}
+    both = score(seed, a_diagnosis(a_cause("N3"), a_cause("W3")), real=3.0, seconds=1.0, each=each)
+    assert (both.rank, both.ranks, both.predicted, both.error) == (2, {"W3": 2, "N3": 1}, 3.0, 0.0)
+    assert both.each == {"W3": (2.0, 2.1), "N3": (2.0, 1.2)}
+    one = score(seed, a_diagnosis(a_cause("W3")), real=3.0, seconds=1.0, each=each)
+    assert (one.rank, one.error) == (None, None)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.FAULT, Verdict.ENGINE_STATE])
+def test_naming_anything_on_a_clean_run_is_a_false_alarm(verdict: Verdict) -> None:
+    clean_seed = a_seed(kind="clean")
+    assert score(clean_seed, a_diagnosis(verdict=verdict), real=2.0, seconds=1.0).false_alarm
+    assert score(clean_seed, a_diagnosis(a_cause("W1"), verdict=Verdict.HEALTHY), real=2.0, seconds=1.0).false_alarm
+    for fine in (Verdict.HEALTHY, Verdict.WEAK_DRAFT, Verdict.OTHER_DATA, Verdict.INSUFFICIENT):
+        assert not score(clean_seed, a_diagnosis(verdict=fine), real=2.0, seconds=1.0).false_alarm
+
+
+def some_runs() -> list[Run]:
+    right, second = a_diagnosis(a_cause("W1")), a_diagnosis(a_cause("N3"), a_cause("W2", predicted=2.05))
+    return [
+        score(a_seed("W1"), right, real=2.0, seconds=3.0),
+        score(a_seed("W2"), second, real=2.0, seconds=3.0),
+        score(a_seed("N1"), a_diagnosis(verdict=Verdict.HEALTHY), real=2.0, seconds=3.0),
+        unscored(a_seed("N2"), "changes no feature, no position and no token", real=2.0, served=2.0),
+        failed(a_seed("N3"), ValueError("a | bar\nand more"), while_="diagnosing", scored=True),
+        score(a_seed("W3", "N3"), a_diagnosis(a_cause("W3"), a_cause("N3")), real=3.0, seconds=3.0),
+        score(a_seed(kind="clean"), a_diagnosis(verdict=Verdict.HEALTHY), real=2.0, seconds=3.0),
+        score(a_seed(kind="clean"), right, real=2.0, seconds=3.0),
+    ]
+
+
+def test_totals_count_what_was_scored_and_keep_clean_and_stacked_apart() -> None:
+    found = totals(some_runs())
+    assert (found["faults"], found["scored"], found["unscored_share"]) == (5, 4, 0.2)
+    assert (found["first"], found["first_share"], found["top3"]) == (1, 0.25, 2)
+    assert (found["clean"], found["false_alarms"], found["errors"]) == (2, 1, 1)
+    assert found["predictions"] == {"compared": 2, "exact": 1, "within_0.10": 2, "max_error": 0.05}
+    assert (found["stacked"]["all_named"], found["stacked"]["scored"]) == (1, 1)
+    assert found["by_id"]["N2"] == {"scored": 0, "unscored": 1, "first": 0, "top3": 0, "pairs": []}
+    assert totals([])["first_share"] is None
+
+
+def test_the_page_says_what_was_missed_and_why_from_the_json_alone() -> None:
+    found = json.loads(json.dumps(document(some_runs(), command="make scoreboard", secs=12.3)))
+    page = render(found)
+    missed, left = page.partition("## Missed")[2].split("## Not scored")
+    assert "N3 named: evidence" in missed and "healthy, nothing named: a note" in missed
+    assert "diagnosing: ValueError: a \\| bar |" in missed
+    assert "changes no feature" in left and "changes no feature" not in missed
+    assert "| cause named first | 1 of 4 (25.0 %) |" in page
+    assert "**fault: W1**" in page.partition("## Clean runs")[2]
+    assert render(json.loads(json.dumps(document([], command="make scoreboard", secs=0.0))))
+
+
+def test_a_run_holds_what_others_read() -> None:
+    run = some_runs()[0].to_json()
+    assert run.keys() >= {"fault", "pair", "seed", "named", "rank", "predicted", "real", "seconds", "scored"}
+    assert [run.to_json()["fault"] for run in some_runs()[-3:]] == [["W3", "N3"], None, None]
+
+
+# Blindness
+
+
+class FakeStage(Stage):
+    """Records nothing: every run comes to what it was told."""
+
+    def __init__(self, folder: Path, *, repaired: Recorded) -> None:
+        super().__init__(folder)
+        self.answer = repaired
+
+    def record(self, seed: Seed, pair: Pair, **_: Any) -> Path:
+        trace = self.folder / "trace-1"
+        trace.mkdir()
+        return trace
+
+    def repaired(self, seed: Seed, pair: Pair, **_: Any) -> Recorded:
+        return self.answer
+
+
+def judged(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, seed: Seed, pair: Pair, recorded: Recorded, found: Any
+) -> tuple[Run, list[Any]]:
+    asked: list[Any] = []
+
+    def diagnose(*given: Any) -> Diagnosis:
+        asked.append(given)
+        if isinstance(found, Exception):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("scoreboard.judge.read", lambda _trace: recorded)
+    monkeypatch.setattr("scoreboard.judge.Trace.open", lambda trace: trace)
+    stage = FakeStage(folder, repaired=Recorded(3.0, {"received": [(1,)]}))
+    return Judge(stage, diagnose).run(seed, pair), asked
+
+
+def test_a_diagnosis_is_given_the_believed_draft_and_no_hint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pairs: dict[str, Pair]
+) -> None:
+    toy, served = pairs["toy"], Recorded(1.5, {"received": [(2,)]})
+    by_kind = {seed.kind: seed for seed in draw(1, toy) if seed.faults == ("W3",)}
+    for kind, seed in by_kind.items():
+        (tmp_path / kind).mkdir()
+        run, [given] = judged(monkeypatch, tmp_path / kind, seed, toy, served, a_diagnosis(a_cause("W3")))
+        trace, checkpoint, target = given
+        assert (run.rank, run.real, run.scored) == (1, 3.0, True)
+        assert target == toy.target and trace.name == "trace-1" and not trace.exists()
+        assert (checkpoint.folder == toy.draft) == (kind != "config")
+        assert checkpoint.wiring.boundaries == ((3, 4, 2) if kind == "config" else (0, 3, 4))
+        assert "W3" not in str(checkpoint.folder)
+
+
+def test_a_seed_that_changes_nothing_is_not_scored_nor_diagnosed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pairs: dict[str, Pair]
+) -> None:
+    same = Recorded(3.0, {"received": [(1,)]})
+    run, asked = judged(monkeypatch, tmp_path, a_seed("N1"), pairs["toy"], same, a_diagnosis())
+    assert (run.scored, run.reason, asked) == (False, "changes no feature, no position and no token", [])
+
+
+def test_a_fault_that_hides_behind_another_is_not_scored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pairs: dict[str, Pair]
+) -> None:
+    served = Recorded(1.0, {"received": [(7,)]})
+    seed = a_seed("W3", "M3")
+    monkeypatch.setattr(
+        FakeStage, "repaired", lambda self, seed, pair, left=(): served if left == ("M3",) else self.answer
+    )
+    run, asked = judged(monkeypatch, tmp_path, seed, pairs["toy"], served, a_diagnosis())
+    assert (run.scored, run.reason, asked) == (False, "W3 is masked: without it the same is recorded", [])
+
+
+def test_a_diagnosis_that_raises_is_a_miss_and_not_a_crash(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pairs: dict[str, Pair]
+) -> None:
+    served = Recorded(1.5, {"received": [(2,)]})
+    run, _ = judged(monkeypatch, tmp_path, a_seed("N1"), pairs["toy"], served, ValueError("no such row"))
+    assert (run.scored, run.rank, run.verdict) == (True, None, "error")
+    assert run.reason == "diagnosing: ValueError: no such row"
