@@ -147,7 +147,7 @@ def _parts(trace: Trace, verified: Rows) -> _Parts:
     if not len(passes.steps) or (passes.steps[at] != steps).any() or not np.isfinite(passes.secs[at]).all():
         return _Parts()
     weight = sharing / sharing.sum()  # a pass that many rounds wait for counts for each of them
-    target, requests = float(passes.secs[at] @ weight), float(sharing @ weight)
+    target, requests = float(passes.secs[at] @ weight), float(sharing @ sharing / sharing.sum())
     slope = _slope(passes)
     one_row = target - slope * float((passes.rows[at] - sharing) @ weight)
     return _Parts(target, _drafting(trace), requests, one_row, Plain.SLOPE if slope else Plain.BOUND)
