@@ -77,7 +77,7 @@ def parse_placement(
     metavar="ROLE=RESOURCE[:COUNT]",
     help="Each rank of target or draft takes so much (1) of a Ray resource, and so runs where nodes have it.",
 )
-@click.option("--fault", "faults", multiple=True, help="Break something on purpose: an id of the fault catalogue.")
+@click.option("--fault", "faults", multiple=True, help="Break something on purpose: N3, say; docs/engine.md has all.")
 @as_json_option
 def run(
     target: Path, draft: Path | None, prompts: Path, out: Path, depth: int, topk: int, num_draft_tokens: int | None,

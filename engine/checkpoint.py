@@ -22,8 +22,8 @@ from spectrace.tracer.errors import UserError
 from spectrace.tracer.fingerprint import tensor_fingerprint
 
 __all__ = [
-    "DraftCheckpoint", "LoadReport", "build_draft", "default_wiring", "read_draft", "read_embedding", "read_head", "read_tensor",
-    "weight_fingerprints",
+    "DraftCheckpoint", "LoadReport", "build_draft", "default_wiring", "read_draft", "read_embedding", "read_head",
+    "read_tensor", "weight_fingerprints",
 ]  # fmt: skip
 
 # Fields that say nothing about what is computed here.
