@@ -202,6 +202,19 @@ def test_a_cause_names_a_fault_by_its_id_or_by_one_it_cannot_be_told_from() -> N
     assert score(a_seed("W1", alike=("W3",)), a_diagnosis(a_cause("W3")), real=2.0, seconds=1.0).rank == 1
 
 
+def test_where_several_causes_name_a_fault_the_repair_of_all_is_what_was_foretold() -> None:
+    found = a_diagnosis(a_cause("W1", predicted=1.8), a_cause("W1", predicted=1.9))
+    assert score(a_seed("W1"), found, real=3.0, seconds=1.0).predicted == 3.0
+
+
+def test_an_edit_of_a_wrong_config_has_to_have_the_right_numbers_in_it() -> None:
+    seed = replace(a_seed("W1", kind="config"), repair="0, 3, 4")
+    right = replace(a_cause("W1"), fix="set eagle_aux_hidden_state_layer_ids to [0, 3, 4]")
+    assert score(seed, a_diagnosis(right), real=2.0, seconds=1.0).edit_right is True
+    assert score(seed, a_diagnosis(a_cause("W1")), real=2.0, seconds=1.0).edit_right is False
+    assert score(a_seed("W1"), a_diagnosis(right), real=2.0, seconds=1.0).edit_right is None
+
+
 def test_of_several_faults_all_have_to_be_named_and_the_last_place_counts() -> None:
     seed, each = a_seed("W3", "N3"), {"W3": 2.1, "N3": 1.2}
     both = score(seed, a_diagnosis(a_cause("N3"), a_cause("W3")), real=3.0, seconds=1.0, each=each)

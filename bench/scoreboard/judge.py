@@ -1,8 +1,10 @@
 """One run from seed to score: served and recorded, repaired for real, diagnosed blind."""
 
 import json
+import re
 import shutil
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +34,7 @@ class Judge:
     diagnose: Diagnose
     level: Level = Level.FEATURES
     keep: Path | None = None
-    page: Callable[[Diagnosis], str] | None = None
+    page: Callable[[Path, Diagnosis], str] | None = None
 
     def run(self, seed: Seed, pair: Pair) -> Run:
         """Score one seed. What raises becomes part of the record."""
@@ -56,7 +58,7 @@ class Judge:
         try:
             found = self.diagnose(Trace.open(trace), checkpoint, pair.target)
         except Exception as error:
-            self._keep(seed, trace, None)
+            self._keep(seed, trace, error)
             return failed(seed, error, while_="diagnosing", scored=True)
         seconds = time.perf_counter() - started
         self._keep(seed, trace, found)
@@ -80,17 +82,19 @@ class Judge:
             each[id] = one.acceptance
         return recorded, repaired.acceptance, each, ""
 
-    def _keep(self, seed: Seed, trace: Path, found: Diagnosis | None) -> None:
+    def _keep(self, seed: Seed, trace: Path, found: Diagnosis | Exception) -> None:
         if not self.keep:
             return
-        folder = self.keep / seed.name.replace("/", "_").replace(" ", "-")
+        folder = self.keep / re.sub("[^A-Za-z0-9.,+-]+", "_", seed.name)
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(trace, folder / "trace")
-        if found:
-            text = json.dumps(asdict(found), indent=2, default=_plain)
-            (folder / "diagnosis.json").write_text(text + "\n", "utf-8")
-        if found and self.page:
-            (folder / "diagnosis.txt").write_text(self.page(found), "utf-8")
+        if isinstance(found, Exception):
+            (folder / "error.txt").write_text("".join(traceback.format_exception(found)), "utf-8")
+            return
+        text = json.dumps(asdict(found), indent=2, default=_plain)
+        (folder / "diagnosis.json").write_text(text + "\n", "utf-8")
+        if self.page:
+            (folder / "diagnosis.txt").write_text(self.page(trace, found), "utf-8")
 
 
 def _plain(value: Any) -> Any:

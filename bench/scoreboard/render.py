@@ -51,6 +51,7 @@ def _totals(found: Mapping[str, Any]) -> str:
         ("among the first three", f"{found['top3']} of {found['scored']} ({_percent(found['top3_share'])})"),
         ("false alarms on clean runs", f"{found['false_alarms']} of {found['clean']}"),
         ("acceptance after the repair foretold", _foretold(told)),
+        ("edits of wrong configs with the right numbers", f"{found['edits']['right']} of {found['edits']['checked']}"),
         ("two faults at once, both named", f"{stacked['all_named']} of {stacked['scored']}"),
         ("ids scored on one pair only", ", ".join(found["one_pair_only"]) or "none"),
     ]
@@ -71,7 +72,7 @@ def _by_fault(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
     named = f"{run['named']} {run['named_variant']}".strip() if run["named"] else run["verdict"]
-    place = str(run["rank"]) if run["rank"] else "**missed**"
+    place = str(run["rank"]) + ", other edit" * (run["edit_right"] is False) if run["rank"] else "**missed**"
     lengths = (_number(run[name]) for name in ("served", "predicted", "real"))
     return *_seeded(run), named, place, *lengths, f"{run['seconds']:.0f}"
 

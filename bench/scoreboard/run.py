@@ -1,10 +1,11 @@
 """`make scoreboard`: faults seeded into live deployments, recorded, diagnosed blind and scored."""
 
+import io
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,19 +76,13 @@ def _blind(budget_secs: float) -> Diagnose:
     return lambda trace, checkpoint, target: diagnose(trace, checkpoint, target=target, budget_secs=budget_secs)
 
 
-def _page() -> Callable[[Diagnosis], str] | None:
+def _page(trace: Path, found: Diagnosis) -> str:
     """What the command prints of a diagnosis, as text."""
-    try:
-        from spectrace.cli.diagnose import render_diagnosis
-    except ImportError:
-        return None
+    from spectrace.cli.diagnosis_page import render_diagnosis
 
-    def text(found: Diagnosis) -> str:
-        console = Console(width=110, record=True, quiet=True)
-        console.print(render_diagnosis(found))
-        return console.export_text()
-
-    return text
+    console = Console(width=110, file=io.StringIO(), record=True)
+    console.print(render_diagnosis(trace, found), crop=False)
+    return console.export_text()
 
 
 @click.command()
@@ -114,7 +109,7 @@ def main(
         if listed:
             return _list(seeds)
         with Stage(Path(folder), threads=threads) as stage:
-            judge = Judge(stage, _blind(budget), level=Level[level.upper()], keep=keep, page=_page())
+            judge = Judge(stage, _blind(budget), level=Level[level.upper()], keep=keep, page=_page)
             command = " ".join(("make scoreboard", *_arguments(numbers, only, few, names)))
             runs = _all(judge, seeds, {pair.name: pair for pair in pairs}, out, command)
     found = totals(runs)

@@ -24,7 +24,8 @@ class Run:
     """One run. `rank` is the place, from 1, of the cause that names the fault; of several faults, of the last of them.
 
     `fault` is an id, a list of them, or None where the run is clean. `real` is the acceptance length after the real
-    repair, `each` of several faults what repairing it alone comes to: foretold and real.
+    repair, `each` of several faults what repairing it alone comes to: foretold and real. `edit_right` says of a wrong
+    config whether the edit has the right numbers in it.
     """
 
     fault: str | list[str] | None
@@ -44,6 +45,7 @@ class Run:
     verdict: str = ""
     title: str = ""
     fix: str = ""
+    edit_right: bool | None = None
     ranks: Mapping[str, int | None] = field(default_factory=dict)
     each: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
@@ -112,7 +114,7 @@ def score(
         named=first.fault if first else None,
         named_variant=first.variant if first else "",
         rank=max(places) if all_named else None,
-        predicted=_predicted(found, [cause for _, cause in naming.values()]),
+        predicted=_predicted(seed, found),
         real=real,
         served=found.served_acceptance,
         seconds=round(seconds, 2),
@@ -120,6 +122,7 @@ def score(
         verdict=str(found.verdict),
         title=first.title if first else "",
         fix=first.fix if first else "",
+        edit_right=bool(first and seed.repair in first.fix) if seed.repair else None,
         ranks=ranks if len(ranks) > 1 else {},
         each={id: (_foretold(naming[id][1]), now) for id, now in (each or {}).items()},
     )
@@ -138,9 +141,13 @@ def _foretold(cause: Cause | None) -> float | None:
     return cause.predicted_acceptance if cause else None
 
 
-def _predicted(found: Diagnosis, naming: Sequence[Cause | None]) -> float | None:
-    """Of one fault what its cause foretells, of several what repairing all that is named does."""
-    return _foretold(naming[0]) if len(naming) == 1 else found.repaired_acceptance if naming else None
+def _predicted(seed: Seed, found: Diagnosis) -> float | None:
+    """Of one fault what its cause foretells; where several causes name it, and of several faults, all repaired."""
+    wanted = {*seed.faults, *seed.alike}
+    naming = [cause for cause in found.causes if wanted & {cause.fault, *cause.alike}]
+    if not seed.faults or not naming:
+        return None
+    return naming[0].predicted_acceptance if len(seed.faults) == len(naming) == 1 else found.repaired_acceptance
 
 
 def _reason(seed: Seed, found: Diagnosis, all_named: bool) -> str:
@@ -177,6 +184,10 @@ def totals(runs: Iterable[Run]) -> dict[str, Any]:
         "clean_undecided": sum(run.scored and run.verdict == Verdict.INSUFFICIENT for run in clean),
         "errors": sum(run.verdict == "error" for run in runs),
         "predictions": _predictions(scored),
+        "edits": {
+            "checked": sum(run.edit_right is not None for run in scored),
+            "right": sum(bool(run.edit_right) for run in scored),
+        },
         "stacked": _stacked([run for run in runs if run.stacked]),
         "by_id": {id: _of_id([run for run in faults if run.fault == id]) for id in _ids(faults)},
         "one_pair_only": [id for id in _ids(faults) if len({r.pair for r in scored if r.fault == id}) < 2],

@@ -40,7 +40,7 @@ class Seed:
 
     The engine runs with `switched` on; `edit` has been done to the served folder where `kind` is conversion, to the
     believed one as well where it is config or clean. The repair is the pair's own draft, nothing switched on. `alike`
-    are ids that come to the very same run here.
+    are ids that come to the very same run here. `repair` is what the edit must say, where a config is to be edited.
     """
 
     faults: tuple[str, ...]
@@ -56,6 +56,7 @@ class Seed:
     ranks: Ranks = (1, 1)
     dtype: str = "float32"
     alike: tuple[str, ...] = ()
+    repair: str = ""
 
     @property
     def name(self) -> str:
@@ -116,7 +117,7 @@ def _single(number: int, pair: Pair, id: str) -> Iterator[Seed]:
         option = rng.choice([option for option in found if option.kind == kind])
         yield Seed(
             (id,), option.variant, pair.name, number, kind, serving, _asked(number, pair), option.switched,
-            option.edit, ranks=ranks, alike=_alike(pair, id, option),
+            option.edit, ranks=ranks, alike=_alike(pair, id, option), repair=_repair(pair, id, kind),
         )  # fmt: skip
 
 
@@ -288,6 +289,13 @@ def _of_tensors(pair: Pair, id: str, drawn: int) -> Iterator[Edit]:
 
 def _fresh(part: str, drawn: int) -> Edit:
     return Edit(f"{part} as before training", lambda draft: edits.reinitialise(draft, part, drawn))
+
+
+def _repair(pair: Pair, id: str, kind: Kind) -> str:
+    """The numbers that are right in a config that is wrong."""
+    if kind != "config" or not (id in _DELIVERED or id == "R3"):
+        return ""
+    return f"{read_draft(pair.draft).spec.rope.theta:g}" if id == "R3" else ", ".join(map(str, _wiring(pair)[0]))
 
 
 def _alike(pair: Pair, id: str, option: Option) -> tuple[str, ...]:
