@@ -75,12 +75,12 @@ class Broken:
 
 def found_alone(case: Case, evidence: Evidence) -> list[Broken]:
     """What the trace shows by itself."""
-    return [_from_finding(case, finding, None) for finding in evidence.findings]
+    return [_from_finding(case, evidence, finding, None) for finding in evidence.findings]
 
 
 def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Broken]:
     """Everything that is wrong, what is proven by the trace alone first; one entry for one link."""
-    found = [_from_finding(case, finding, readings) for finding in evidence.findings]
+    found = [_from_finding(case, evidence, finding, readings) for finding in evidence.findings]
     known = {one.fault for one in found}
     for one in (*_wiring(case, readings), *_computing(case, readings)):
         if one.fault in known or known & set(one.alike):
@@ -106,24 +106,47 @@ def _joined(finding: Broken, reading: Broken) -> Broken:
     )
 
 
-def _from_finding(case: Case, finding: Finding, readings: Readings | None) -> Broken:
+_OF_WEIGHTS = {"V": "vocabulary map", "P": "weights", "P2": "head", "P3": "embedding", "P4": "gate_up"}
+
+
+def _from_finding(case: Case, evidence: Evidence, finding: Finding, readings: Readings | None) -> Broken:
     """A finding's cause; positions and tables that are wrong can be run so, too."""
     step = None
     if readings:
         steps = (*moving(), *mapping(readings.configured, None))
         step = next((one for one in reversed(steps) if one.fault == finding.fault), None)
+    link = _OF_WEIGHTS.get(finding.fault, _OF_WEIGHTS.get(finding.fault[0], ""))
     return Broken(
         finding.fault,
         finding.variant,
         finding.title,
         finding.evidence,
-        fix_hand_off(profile_of(case.trace.manifest), finding.fault, finding.variant),
+        _weights_edit(case, evidence, finding, link) if link else _engine_edit(case, finding),
         finding.confidence,
-        link=step.link if step else "",
+        link=step.link if step else link,
         alike=finding.alike,
         simulated=step is not None,
         step=step,
         proven=True,
+    )
+
+
+def _engine_edit(case: Case, finding: Finding) -> Edit:
+    return fix_hand_off(profile_of(case.trace.manifest), finding.fault, finding.variant)
+
+
+def _weights_edit(case: Case, evidence: Evidence, finding: Finding, link: str) -> Edit:
+    """By who is wrong: the checkpoint itself, the copy that was served, or the engine that loaded it."""
+    copied = bool(evidence.weights and evidence.weights.other_files)
+    who: Who = "config" if finding.variant == "checkpoint" else "conversion" if copied else "engine"
+    return fix_switch(
+        profile_of(case.trace.manifest),
+        link,
+        who=who,
+        draft=case.checkpoint.folder,
+        served=case.served_folder,
+        right="as the draft was trained" if who == "config" else "the checkpoint's",
+        now=f"not: {finding.title}",
     )
 
 

@@ -27,6 +27,7 @@ from spectrace.replay.readings import Clock, EngineReading, Told, TrainedReading
 from spectrace.replay.repairs import foretell_repairs
 from spectrace.replay.truth import Delivered, Recomputed, Recorded, Source, Truth
 from spectrace.replay.verdict import Outcome, conclude, insufficient, ranked
+from spectrace.replay.vocabulary import rebuilt_table
 from spectrace.replay.wirings import name_wiring
 from spectrace.replay.worth import worth
 from spectrace.tracer.acceptance import acceptance_of_rows
@@ -213,7 +214,7 @@ class _Lab:
 
         def around(at: Configuration) -> Iterator[Hypothesis]:
             yield from computing(at, self.case.shared)
-            yield from mapping(at, None)
+            yield from mapping(at, rebuilt_table(self.case.checkpoint))
             yield from moving()
             yield from _other_wirings(at, truth)
 

@@ -1,15 +1,19 @@
 """Everything that a trace shows by itself, gathered: hand-off, invariants, ranks, loaded weights, vocabulary."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from spectrace.replay.case import Case
 from spectrace.replay.finding import Finding
 from spectrace.replay.handoff import HandOff, hand_off
 from spectrace.replay.invariants import Invariants, invariants
 from spectrace.replay.ranks import Ranks, ranks
+from spectrace.replay.vocabulary import lint_table, vocabulary
+from spectrace.replay.weights import LoadedWeights, loaded_weights
 
 __all__ = ["Evidence", "gather"]
+
+_TABLE = frozenset({"V1", "V2", "V3", "V4", "V5"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,7 @@ class Evidence:
     hand_off: HandOff
     invariants: Invariants
     ranks: Ranks
+    weights: LoadedWeights | None
     findings: tuple[Finding, ...]
     compared: Mapping[str, int]
 
@@ -37,12 +42,35 @@ def gather(case: Case) -> Evidence:
     """Run every check that needs no hypothesis."""
     trace = case.trace
     handed, held, agreed = hand_off(trace), invariants(trace), ranks(trace)
-    findings = [*agreed.findings, *handed.findings, *held.findings]
+    loaded = None
+    if case.model is not None:
+        loaded = loaded_weights(trace, case.checkpoint, case.model, target=case.target)
+    mapped = vocabulary(trace, case.checkpoint)
+    weights = loaded.findings if loaded else ()
+    tables = [one for one in (*weights, *mapped.findings, *lint_table(case.checkpoint)) if one.fault in _TABLE]
+    findings = [
+        *agreed.findings,
+        *handed.findings,
+        *held.findings,
+        *(one for one in weights if one.fault not in _TABLE),
+        *_one_table(tables),
+    ]
     compared = {
         "received rows compared with emitted": handed.compared,
         "received rows equal": handed.equal,
         "tokens compared with the text": held.tokens,
         "positions compared": held.positions + held.drafted_positions,
         "rows compared between ranks": sum(agreed.compared.values()),
+        "loaded tensors compared": loaded.compared if loaded else 0,
+        "pairs of draft id and token compared": mapped.pairs,
     }
-    return Evidence(handed, held, agreed, tuple(findings), compared)
+    return Evidence(handed, held, agreed, loaded, tuple(findings), compared)
+
+
+def _one_table(findings: Sequence[Finding]) -> list[Finding]:
+    """All that is found about the table is one finding, called by what knows most: weights, then tokens, then lint."""
+    if not findings:
+        return []
+    first = findings[0]
+    evidence = tuple(line for one in findings for line in one.evidence)
+    return [replace(first, evidence=evidence, confidence=max(one.confidence for one in findings))]

@@ -144,6 +144,7 @@ def _partial_sums(trace: Trace, emitted: _Pairs, received: _Pairs | None) -> Fin
         tuple(told),
         variant="" if tensors else "target",
         confidence=0.9,
+        masks=bool(tensors),
     )
 
 

@@ -4,6 +4,7 @@
 from the checkpoint. A tensor that differs is looked for among what has been loaded in its place before.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,10 +33,11 @@ _PARTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedWeights:
-    """Of `compared` tensors of the draft, `equal` were served as the checkpoint has them; 0 where none were recorded.
+    """Of `compared` tensors of the draft, `equal` were served as the checkpoint has them; 0 where none were recorded,
+    or in another type.
 
-    `skipped` are split over ranks and cannot be compared. `other_files` says that the folder that was served held other
-    files than the one given, None where that is not known.
+    `skipped` are split over ranks in a way that is not understood. `other_files` says that the folder that was served
+    held other files than the one given, None where that is not known.
     """
 
     compared: int
@@ -55,14 +57,26 @@ def loaded_weights(
     facts: Mapping[str, Any] = trace.writers.get("draft-0", {})
     loaded: Mapping[str, str] = facts.get("loaded") or {}
     files = _other_files(trace, checkpoint)
-    if not loaded:
+    if not loaded or str(model.fc.weight.dtype) != f"torch.{trace.manifest.get('dtype')}":
         return LoadedWeights(0, 0, other_files=files)
-    split = frozenset((trace.manifest.get("sharded") or {}).get("draft") or ())
-    ours = {name: print_ for name, print_ in weight_fingerprints(model).items() if name not in split}
+    prints = {**weight_fingerprints(model), **_shares(trace, model)}
+    ours = {name: print_ for name, print_ in prints.items() if print_ is not None}
     same = [name for name in ours if loaded.get(name) == ours[name]]
     wrong = [name for name in ours if loaded.get(name) != ours[name]]
     findings = tuple(_findings(_Loaded(loaded, ours, tuple(wrong), checkpoint, model, target)))
-    return LoadedWeights(len(ours), len(same), tuple(sorted(split)), files, findings)
+    return LoadedWeights(len(ours), len(same), tuple(sorted(prints.keys() - ours.keys())), files, findings)
+
+
+def _shares(trace: Trace, model: DraftModel) -> dict[str, str | None]:
+    """The fingerprints of rank 0's share of what is split over ranks; None where it is not said how."""
+    ranks = int((trace.manifest.get("tensor_parallel") or {}).get("draft") or 1)
+    placements: Mapping[str, str] = (trace.manifest.get("sharded") or {}).get("draft") or {}
+    tensors, shares = model.state_dict(), dict[str, str | None]()
+    for name in placements.keys() & tensors.keys():
+        along = re.fullmatch(r"\D*(\d)\D*", placements[name])
+        share = tensors[name].chunk(ranks, int(along[1]))[0].contiguous() if along else None
+        shares[name] = None if share is None else tensor_fingerprint(share)
+    return shares
 
 
 def _other_files(trace: Trace, checkpoint: DraftCheckpoint) -> bool | None:
