@@ -14,7 +14,7 @@ from spectrace.replay.profiles import Edit, Who, fix_hand_off, fix_switch, fix_w
 from spectrace.replay.readings import EngineReading, TrainedReading
 from spectrace.replay.wirings import name_wiring
 
-__all__ = ["Broken", "Readings", "broken_links"]
+__all__ = ["Broken", "Readings", "broken_links", "found_alone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def _wiring(case: Case, readings: Readings) -> Iterator[Broken]:
         yield _wrong_wiring(case, readings, trained, delivered, who)
     elif trained != configured and delivered is None:
         yield _wrong_wiring(case, readings, trained, configured, "config")
-    elif readings.matches and delivered is None:
+    elif delivered is None and any(match.contradicted for match in readings.matches):
         yield _unknown_slots(case, readings)
 
 
@@ -214,17 +214,19 @@ def _number(value: float | None) -> str:
 
 
 def _unknown_slots(case: Case, readings: Readings) -> Broken:
-    unknown = [match for match in readings.matches if match.held is None]
-    slots = ", ".join(str(match.shown.slot) for match in unknown)
+    wrong = [match for match in readings.matches if match.contradicted]
+    slots = ", ".join(str(match.shown.slot) for match in wrong)
+    everything = all(match.everything for match in wrong)
+    said = "no boundary of the target, with or without residual or final norm"
     return Broken(
-        "W8",
-        "",
-        f"slot {slots} holds no boundary of the target, with or without residual or final norm",
+        "W8" if everything else "W1",
+        "" if everything else "unknown",
+        f"slot {slots} holds {said if everything else 'another boundary than configured; which one is not known'}",
         tuple(_slot_evidence(match) for match in readings.matches),
         fix_hand_off(profile_of(case.trace.manifest), "W8"),
         0.5,
         "wiring",
-        ("W9",),
+        ("W9",) if everything else ("W2", "W3", "W4", "W5", "W6", "W8"),
         simulated=False,
     )
 

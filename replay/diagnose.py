@@ -13,7 +13,7 @@ import numpy as np
 from spectrace.engine.checkpoint import DraftCheckpoint
 from spectrace.replay.case import Case, open_case
 from spectrace.replay.causes import Readings, broken_links, found_alone
-from spectrace.replay.configuration import Configuration, Slot
+from spectrace.replay.configuration import Configuration, Slot, View
 from spectrace.replay.diagnosis import Diagnosis
 from spectrace.replay.evidence import Evidence, gather
 from spectrace.replay.foretell import Foreteller
@@ -208,7 +208,8 @@ class _Lab:
         if not plan.choosing or not plan.confirming or not all(truth.has(slot) for slot in configured.wiring):
             return None
         slots = {Slot(boundary) for boundary in truth.known()} | set(configured.wiring)
-        slots |= {match.held for match in matches if match.held and truth.has(match.held)}
+        slots |= {match.held for match in matches if match.held} | {Slot(truth.layers or 0, View.NORMED)}
+        slots = {slot for slot in slots if truth.has(slot)}
         self.clock.tell("true boundaries", 0, 1)
         choosing, confirming = truth.read(plan.choosing, slots), truth.read(plan.confirming, slots)
 
@@ -221,8 +222,8 @@ class _Lab:
         return read_training(configured, around, foreteller, choosing, confirming, clock=self.clock)
 
     def _foretelling(self, readings: Readings | None) -> Truth:
-        """True boundaries; where there are none, what was delivered, at its word."""
-        if readings is None or self.truth.sources:
+        """True boundaries; where there are none, what was delivered, at its word, if nothing is known against it."""
+        if readings is None or self.truth.sources or not self.evidence.delivered_whole:
             return self.truth
         width = self.case.checkpoint.spec.target_width
         source = Delivered(self.case.trace, readings.configured.wiring, width)

@@ -33,6 +33,11 @@ class Evidence:
         return any(finding.fault == "M1" for finding in self.findings)
 
     @property
+    def delivered_whole(self) -> bool:
+        """Whether nothing is known to have happened to the features on their way to the draft."""
+        return not any(finding.fault[0] in "MXDW" for finding in self.findings)
+
+    @property
     def masked(self) -> bool:
         """Whether what was received does not tell what the target captured."""
         return any(finding.masks for finding in self.findings)

@@ -5,7 +5,7 @@ An error is max|Δ| over the row's max|true|, the median over rows, after the be
 Shapes: N rows, A slots, F target width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ class Match:
     """One slot: the boundary it holds, None where no known one comes near; `scale` is what it was multiplied by.
 
     `exact` means to within what rounding does in this precision; otherwise the values came near and no other did.
+    `contradicted` means that it is not the configured boundary, and `everything` that all boundaries were compared.
     """
 
     held: Slot | None
@@ -36,42 +37,41 @@ class Match:
     scale: float
     rows: int
     shown: Identified
+    contradicted: bool
+    everything: bool
 
 
 def identify(
     received: Rows, truth: Truth, configured: Sequence[Slot], *, coarse: bool, width: int
 ) -> tuple[Match, ...]:
     """Match some of these received rows (live, depth 0) against everything that is known; empty if nothing can be."""
-    rows = received.where(request=list(truth.texts)[:_MOST_REQUESTS]) if len(received) else received
     candidates = _candidates(truth)
-    requests = _some(truth, rows, _row_limit(len(candidates), width))
+    requests = _some(truth, received, max(16, min(_ROWS, _BYTES // max(4 * len(candidates) * width, 1))))
     if not requests or not candidates:
         return ()
     texts = truth.read(requests, candidates)
-    mine = _rows_of(rows, texts)
+    mine = _rows_of(received.where(request=requests), texts)
     features = mine.tensor("features").float()
     if features.shape[1] % width:
         return ()
     true = {slot: _aligned(texts, slot, mine) for slot in candidates}
-    slots = torch.split(features, width, dim=1)
-    tolerance = _COARSE if coarse else _EXACT
-    return tuple(_match(at, slot, true, configured, tolerance) for at, slot in enumerate(slots))
-
-
-_MOST_REQUESTS = 64
+    matched = _Matching(true, configured, _COARSE if coarse else _EXACT, everything=_is_everything(truth))
+    return tuple(matched.slot(at, slot) for at, slot in enumerate(torch.split(features, width, dim=1)))
 
 
 def _candidates(truth: Truth) -> list[Slot]:
     known = truth.known()
-    slots = [Slot(boundary, view) for boundary in known for view in (View.STREAM, View.BRANCH) if boundary or not view]
     slots = [Slot(b) for b in known] + [Slot(b, View.BRANCH) for b in known if b]
     if truth.layers is not None:
         slots.append(Slot(truth.layers, View.NORMED))
     return [slot for slot in slots if truth.has(slot)]
 
 
-def _row_limit(candidates: int, width: int) -> int:
-    return max(16, min(_ROWS, _BYTES // max(4 * candidates * width, 1)))
+def _is_everything(truth: Truth) -> bool:
+    """Whether every boundary can be had, without its residual, too: then a slot that matches none is none."""
+    return truth.layers is not None and all(
+        truth.has(Slot(boundary)) and truth.has(Slot(boundary, View.BRANCH)) for boundary in range(truth.layers + 1)
+    )
 
 
 def _some(truth: Truth, rows: Rows, limit: int) -> list[int]:
@@ -104,28 +104,37 @@ def _aligned(texts: Sequence[TrueText], slot: Slot, rows: Rows) -> Tensor:
     return torch.stack([by_request[request][position] for request, position in pairs]).float()
 
 
-def _match(at: int, slot: Tensor, true: dict[Slot, Tensor], configured: Sequence[Slot], tolerance: float) -> Match:
-    errors = {candidate: _error(slot, tensor) for candidate, tensor in true.items()}
-    own = configured[at] if at < len(configured) else None
-    # Of equal ones (a layer that changes nothing) the configured boundary is named.
-    order = sorted(errors, key=lambda one: (errors[one][0], one != own))
-    best = order[0]
-    if own in errors and errors[own][0] <= max(tolerance / 10, errors[best][0]):
-        best = own
-    error, scale = errors[best]
-    others = [one for one in order if one != best and errors[one][0] > max(2 * error, tolerance / 10)]
-    runner_up = others[0] if others else None
-    other_error = errors[runner_up][0] if runner_up else float("inf")
-    near = error <= tolerance or (error <= _NEAR and other_error >= _CLEAR * error)
-    shown = Identified(
-        slot=at,
-        configured="" if own is None else str(own),
-        best=f"{best}{_scaled(scale)}" if near else "no known boundary",
-        error=error,
-        runner_up="" if runner_up is None else str(runner_up),
-        runner_up_error=other_error,
-    )
-    return Match(best if near else None, error <= tolerance, scale, len(slot), shown)
+@dataclass(frozen=True, slots=True)
+class _Matching:
+    """What slots are held against: true tensors [N, F], the configured boundaries, and what rounding may do."""
+
+    true: Mapping[Slot, Tensor]
+    configured: Sequence[Slot]
+    tolerance: float
+    everything: bool
+
+    def slot(self, at: int, slot: Tensor) -> Match:
+        errors = {candidate: _error(slot, tensor) for candidate, tensor in self.true.items()}
+        own = self.configured[at] if at < len(self.configured) else None
+        order = sorted(errors, key=lambda one: errors[one][0])
+        # Of equal ones (a layer that changes nothing) the configured boundary is named.
+        best = own if own in errors and errors[own][0] <= max(self.tolerance / 10, errors[order[0]][0]) else order[0]
+        error, scale = errors[best]
+        others = [one for one in order if one != best and errors[one][0] > max(2 * error, self.tolerance / 10)]
+        other_error = errors[others[0]][0] if others else float("inf")
+        near = error <= self.tolerance or (error <= _NEAR and other_error >= _CLEAR * error)
+        shown = Identified(
+            slot=at,
+            configured="" if own is None else str(own),
+            best=f"{best}{_scaled(scale)}" if near else "no known boundary",
+            error=error,
+            runner_up=str(others[0]) if others else "",
+            runner_up_error=other_error,
+        )
+        contradicted = own in errors and not (near and best == own)
+        return Match(
+            best if near else None, error <= self.tolerance, scale, len(slot), shown, contradicted, self.everything
+        )
 
 
 def _scaled(scale: float) -> str:

@@ -6,13 +6,13 @@ faults stack. What the engine did is judged by the served answers; what the draf
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from spectrace.replay.compare import Drawn
-from spectrace.replay.configuration import Configuration, Slot
+from spectrace.replay.configuration import Configuration
 from spectrace.replay.foretell import Foreteller, Foretold, acceptance_length
 from spectrace.replay.hypotheses import Hypothesis
 from spectrace.replay.inputs import DraftInputs
@@ -20,7 +20,7 @@ from spectrace.replay.reproduce import Reproduced, reproduce
 from spectrace.replay.statistics import Interval, paired_interval
 from spectrace.replay.truth import TrueText
 
-__all__ = ["Clock", "EngineReading", "TrainedReading", "read_engine", "read_training"]
+__all__ = ["Clock", "EngineReading", "Told", "TrainedReading", "read_engine", "read_training"]
 
 Float = npt.NDArray[np.float64]
 Around = Callable[[Configuration], Iterable[Hypothesis]]
@@ -212,8 +212,3 @@ def _worth_it(new: Sequence[Foretold], old: Sequence[Foretold]) -> bool:
 
 def _same(one: Sequence[Foretold], other: Sequence[Foretold]) -> bool:
     return all(bool((a.runs == b.runs).all()) for a, b in zip(one, other, strict=True))
-
-
-def wired(configuration: Configuration, wiring: Sequence[Slot]) -> Configuration:
-    """The same draft fed with other boundaries."""
-    return replace(configuration, wiring=tuple(wiring))

@@ -19,7 +19,7 @@ from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["Recomputed", "Recorded", "Source", "TrueText", "Truth", "Wired"]
+__all__ = ["Delivered", "Recomputed", "Recorded", "Source", "TrueText", "Truth", "Wired"]
 
 _ROWS_AT_ONCE = 512
 

@@ -12,7 +12,7 @@ from spectrace.replay.ladder import Ladder
 from spectrace.replay.worth import Worth
 from spectrace.tracer.acceptance import Acceptance
 
-__all__ = ["Outcome", "conclude", "insufficient"]
+__all__ = ["Outcome", "conclude", "insufficient", "ranked"]
 
 _CLOSE = 0.02  # of an acceptance length, relative: what rounding does to a walk is far below in float32
 
