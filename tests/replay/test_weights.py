@@ -1,0 +1,255 @@
+"""Weights that were served, and tables that map draft ids to tokens, against the checkpoint that a team believes in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from spectrace.engine.checkpoint import DraftCheckpoint, build_draft, read_draft, weight_fingerprints
+from spectrace.engine.draft import DraftModel
+from spectrace.replay.finding import Finding
+from spectrace.replay.weights import LoadedWeights, lint_table, loaded_weights, rebuilt_table, vocabulary
+from spectrace.tracer.keys import Keys
+from spectrace.tracer.manifest import create_trace
+from spectrace.tracer.recorder import Recorder
+from spectrace.tracer.rows import Level
+from spectrace.tracer.trace import Trace
+
+Record = Callable[..., Trace]
+Table = Callable[..., DraftCheckpoint]
+TABLES = ("V1", "V2", "V3", "V4", "V5")
+WEIGHTS = ("P1:attention", "P1:fc", "P1:norm", "P1:mlp", "P2", "P3", "P4")
+
+
+def named(finding: Finding) -> str:
+    return finding.fault + (f":{finding.variant}" if finding.variant else "")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folders: tuple[Path, Path]) -> DraftCheckpoint:
+    return read_draft(folders[1])
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: DraftCheckpoint, folders: tuple[Path, Path]) -> DraftModel:
+    return build_draft(checkpoint, target=folders[0], dtype=torch.float32)
+
+
+def test_a_clean_run_has_the_checkpoints_weights_and_tokens(
+    clean: Trace, checkpoint: DraftCheckpoint, model: DraftModel, folders: tuple[Path, Path]
+) -> None:
+    found, words = loaded_weights(clean, checkpoint, model, target=folders[0]), vocabulary(clean, checkpoint)
+    assert found == LoadedWeights(len(model.state_dict()), len(model.state_dict()), other_files=False)
+    assert words.findings == () and words.pairs == words.configured > 5
+    assert lint_table(checkpoint) == ()
+
+
+@pytest.mark.parametrize("fault", WEIGHTS)
+def test_a_tensor_that_was_not_loaded_is_named_alone(
+    fault: str, record: Record, checkpoint: DraftCheckpoint, model: DraftModel, folders: tuple[Path, Path]
+) -> None:
+    trace = record(fault)
+    found = loaded_weights(trace, checkpoint, model, target=folders[0])
+    assert [named(finding) for finding in found.findings] == [fault]
+    assert found.compared - found.equal == (2 if fault == "P4" else 1)
+    assert vocabulary(trace, checkpoint).findings == ()
+
+
+@pytest.mark.parametrize("fault", TABLES)
+def test_a_wrong_table_is_named_by_what_was_loaded_and_by_what_was_drafted(
+    fault: str, record: Record, checkpoint: DraftCheckpoint, model: DraftModel
+) -> None:
+    """One that is read wrongly by what was drafted alone."""
+    trace = record(fault)
+    loaded, words = loaded_weights(trace, checkpoint, model).findings, vocabulary(trace, checkpoint).findings
+    assert [named(finding) for finding in loaded] == ([] if fault == "V2" else [fault])
+    assert len(words) == 1 and fault in (words[0].fault, *words[0].alike) and words[0].variant == ""
+
+
+@pytest.mark.parametrize("fault", ["W3", "M3", "X1", "T1", "N1", "N3", "R3"])
+def test_other_faults_have_the_right_weights(
+    fault: str, record: Record, checkpoint: DraftCheckpoint, model: DraftModel
+) -> None:
+    trace = record(fault)
+    assert loaded_weights(trace, checkpoint, model).findings == vocabulary(trace, checkpoint).findings == ()
+
+
+def loaded(folder: Path, prints: dict[str, str], **manifest: object) -> Trace:
+    """A trace whose draft says that it holds these weights."""
+    create_trace(folder, {"dtype": "float32", **manifest})
+    Recorder(folder, role="draft", facts={"loaded": prints} if prints else {}).close()
+    return Trace.open(folder)
+
+
+def held(model: DraftModel, **tensors: Tensor) -> dict[str, str]:
+    """The fingerprints of a draft with some tensors replaced."""
+    return weight_fingerprints(model.variant(tensors={name.replace("__", "."): t for name, t in tensors.items()}))
+
+
+def test_weights_of_another_step_are_one_finding(
+    checkpoint: DraftCheckpoint, model: DraftModel, tmp_path: Path
+) -> None:
+    other = {
+        name: tensor * 1.001 for name, tensor in model.state_dict().items() if name not in ("d2t", "embedding.weight")
+    }
+    trace = loaded(tmp_path / "trace", weight_fingerprints(model.variant(tensors=other)))
+    assert [finding.fault for finding in loaded_weights(trace, checkpoint, model).findings] == ["P6"]
+
+
+def test_other_mistakes_in_loading_are_recognised(
+    checkpoint: DraftCheckpoint, model: DraftModel, tmp_path: Path
+) -> None:
+    q, head = model.state_dict()["attention.q.weight"], model.state_dict()["head.weight"]
+    turned = q.reshape(4, 2, 6, -1).transpose(1, 2).reshape(q.shape).contiguous()
+    ids = torch.arange(len(model.d2t))
+    cases = {
+        "P5": held(model, attention__q__weight=turned),
+        "P1:attention": held(model, attention__q__weight=q * 2),
+        "P2:other": held(model, head__weight=head * 2),
+        "V2": held(model, d2t=model.d2t + ids),
+        "V4": held(model, d2t=model.d2t.roll(-1)),
+    }
+    for name, prints in cases.items():
+        found = loaded_weights(loaded(tmp_path / name, prints), checkpoint, model).findings
+        assert [named(finding) for finding in found] == [name]
+
+
+def test_a_norm_that_the_engine_does_not_hold_is_named(
+    new_draft: Callable[..., tuple[dict[str, object], dict[str, Tensor]]],
+    write_draft: Callable[..., Path],
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    normed = read_draft(write_draft(tmp_path / "draft", *new_draft(norm_before_fc=True)))
+    model = build_draft(normed, target=folders[0], dtype=torch.float32)
+    prints = {name: value for name, value in held(model).items() if not name.startswith("fuse_norms")}
+    found = loaded_weights(loaded(tmp_path / "trace", prints), normed, model).findings
+    assert [named(finding) for finding in found] == ["N2"] and "holds no fuse_norms.0.weight" in found[0].evidence[1]
+
+
+def test_what_was_not_recorded_or_in_another_type_is_not_compared(
+    checkpoint: DraftCheckpoint, model: DraftModel, tmp_path: Path
+) -> None:
+    nothing = loaded_weights(loaded(tmp_path / "nothing", {}), checkpoint, model)
+    other = loaded_weights(loaded(tmp_path / "other", held(model), dtype="bfloat16"), checkpoint, model)
+    assert nothing == other == LoadedWeights(0, 0)
+
+
+def test_a_folder_with_other_files_is_told(checkpoint: DraftCheckpoint, model: DraftModel, tmp_path: Path) -> None:
+    trace = loaded(tmp_path / "trace", held(model), draft={"fingerprints": {"model.safetensors": "0" * 32}})
+    found = loaded_weights(trace, checkpoint, model)
+    assert found.other_files is True and found.findings == ()
+
+
+def drafted(folder: Path, ids: list[int], tokens: list[int]) -> Trace:
+    create_trace(folder, {})
+    with Recorder(folder, role="draft", level=Level.LIGHT, strict=True) as draft:
+        keys = Keys(request=[0] * len(ids), pass_=0, position=0)
+        draft.drafted(keys, draft_token=ids, token=tokens, state=torch.zeros(len(ids), 2))
+    return Trace.open(folder)
+
+
+def test_pairs_that_fit_no_misreading_are_called_just_that(checkpoint: DraftCheckpoint, tmp_path: Path) -> None:
+    [other] = vocabulary(drafted(tmp_path / "other", [1, 2, 3], [90, 17, 55]), checkpoint).findings
+    assert named(other) == "V3" and other.confidence < 1
+    [both] = vocabulary(drafted(tmp_path / "both", [1, 1, 2], [90, 17, 55]), checkpoint).findings
+    assert named(both) == "V3:inconsistent" and both.confidence < 1
+
+
+def test_engines_that_do_not_tell_ids_from_tokens_are_not_judged(checkpoint: DraftCheckpoint, tmp_path: Path) -> None:
+    found = vocabulary(drafted(tmp_path / "trace", [-1, -1], [90, 17]), checkpoint)
+    assert (found.pairs, found.findings) == (0, ())
+
+
+@pytest.fixture
+def table(folders: tuple[Path, Path], tmp_path: Path) -> Table:
+    """`table(d2t, t2d=)`: the checkpoint with another table, and a t2d if given."""
+
+    def write(d2t: Tensor | None, *, t2d: Tensor | None = None) -> DraftCheckpoint:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        (folder / "config.json").write_text((folders[1] / "config.json").read_text("utf-8"), "utf-8")
+        tensors = {**load_file(folders[1] / "model.safetensors"), "d2t": d2t, "t2d": t2d}
+        save_file({k: v.contiguous() for k, v in tensors.items() if v is not None}, folder / "model.safetensors")
+        return read_draft(folder)
+
+    return write
+
+
+def broken_tables(checkpoint: DraftCheckpoint) -> dict[str, Tensor]:
+    right = checkpoint.tensors["d2t"]
+    ids, vocab = torch.arange(len(right)), checkpoint.spec.target_vocab
+    tokens = torch.randperm(vocab, generator=torch.Generator().manual_seed(1))[: len(ids)].sort().values
+    return {"V2": right + ids, "V4": right.roll(1), "V5": torch.zeros_like(right), "V3": tokens - ids}
+
+
+def kept(checkpoint: DraftCheckpoint) -> Tensor:
+    t2d = torch.zeros(checkpoint.spec.target_vocab, dtype=torch.bool)
+    t2d[checkpoint.tensors["d2t"] + torch.arange(checkpoint.spec.draft_vocab)] = True
+    return t2d
+
+
+def test_a_right_table_is_right_with_and_without_a_witness(checkpoint: DraftCheckpoint, table: Table) -> None:
+    right = checkpoint.tensors["d2t"]
+    assert lint_table(table(right)) == lint_table(table(right, t2d=kept(checkpoint))) == ()
+    order = torch.randperm(len(right), generator=torch.Generator().manual_seed(0))
+    by_frequency = (right + torch.arange(len(right)))[order] - torch.arange(len(right))
+    assert lint_table(table(by_frequency)) == lint_table(table(by_frequency, t2d=kept(checkpoint))) == ()
+
+
+@pytest.mark.parametrize("fault", ["V2", "V3", "V4", "V5"])
+def test_a_broken_table_is_named_and_rebuilt_from_its_witness(
+    fault: str, checkpoint: DraftCheckpoint, table: Table
+) -> None:
+    broken = table(broken_tables(checkpoint)[fault], t2d=kept(checkpoint))
+    assert [named(finding) for finding in lint_table(broken)] == [f"{fault}:checkpoint"]
+    rebuilt = rebuilt_table(broken)
+    assert rebuilt is not None and torch.equal(rebuilt, checkpoint.tensors["d2t"])
+
+
+def test_without_a_witness_tables_are_judged_by_themselves(checkpoint: DraftCheckpoint, table: Table) -> None:
+    """Tokens and shifted rows can be told and undone; zeros are only suspicious; another table cannot be told."""
+    tables = broken_tables(checkpoint)
+    for fault, certain in (("V2", True), ("V4", True), ("V5", False)):
+        [found] = lint_table(table(tables[fault]))
+        assert named(found) == f"{fault}:checkpoint" and (found.confidence > 0.8) == certain
+        rebuilt = rebuilt_table(table(tables[fault]))
+        assert (rebuilt is not None and torch.equal(rebuilt, checkpoint.tensors["d2t"])) == certain
+    assert lint_table(table(tables["V3"])) == ()
+
+
+def test_a_table_that_was_never_filled_shows_by_a_witness_that_keeps_all(
+    checkpoint: DraftCheckpoint, table: Table
+) -> None:
+    unset = table(torch.zeros_like(checkpoint.tensors["d2t"]), t2d=torch.ones(96, dtype=torch.bool))
+    [found] = lint_table(unset)
+    assert named(found) == "V5:checkpoint" and found.confidence == 1 and rebuilt_table(unset) is None
+
+
+def test_a_table_that_keeps_the_first_tokens_may_be_zero(checkpoint: DraftCheckpoint, table: Table) -> None:
+    first = torch.arange(96) < checkpoint.spec.draft_vocab
+    assert lint_table(table(torch.zeros_like(checkpoint.tensors["d2t"]), t2d=first)) == ()
+
+
+def test_a_checkpoint_without_its_table_is_told(checkpoint: DraftCheckpoint) -> None:
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name != "d2t"}
+    assert [named(one) for one in lint_table(replace(checkpoint, tensors=tensors))] == ["V1:checkpoint"]
+
+
+def test_a_draft_of_all_tokens_needs_no_table(
+    new_draft: Callable[..., tuple[dict[str, object], dict[str, Tensor]]],
+    write_draft: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    config, tensors = new_draft("mla")
+    whole = read_draft(write_draft(tmp_path / "draft", config, tensors))
+    assert lint_table(whole) == () and rebuilt_table(whole) is None
+    assert json.loads((tmp_path / "draft" / "config.json").read_text("utf-8"))["vocab_size"] == 96
+    assert vocabulary(drafted(tmp_path / "trace", [5, 6], [5, 6]), whole).findings == ()
