@@ -266,6 +266,7 @@ def test_the_page_says_what_was_missed_and_why_from_the_json_alone() -> None:
     assert "diagnosing: ValueError: a \\| bar |" in missed
     assert "changes no feature" in left and "changes no feature" not in missed
     assert "| cause named first | 1 of 4 (25.0 %) |" in page
+    assert "| W1 | 1/1 |" in page and "| N1 | 0/1 |" in page and "| N2 | not scored |" in page
     assert "**fault: W1**" in page.partition("## Clean runs")[2]
     assert render(json.loads(json.dumps(document([], command="make scoreboard", secs=0.0))))
 

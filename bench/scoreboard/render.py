@@ -29,7 +29,8 @@ def render(document: Mapping[str, Any]) -> str:
         _HEAD.format(command=document["command"]),
         _totals(found),
         _PLACES,
-        _section("By fault", _by_fault(faults)),
+        _section("By fault and pair", _by_pair(faults)),
+        _section("Every fault", _by_fault(faults)),
         _section("Several faults at once", _stacked([run for run in runs if isinstance(run["fault"], list)])),
         _section("Clean runs", _clean([run for run in runs if run["fault"] is None])),
         _section("Missed", _missed(runs)),
@@ -50,6 +51,7 @@ def _totals(found: Mapping[str, Any]) -> str:
         ("cause named first", f"{found['first']} of {found['scored']} ({_percent(found['first_share'])})"),
         ("among the first three", f"{found['top3']} of {found['scored']} ({_percent(found['top3_share'])})"),
         ("false alarms on clean runs", f"{found['false_alarms']} of {found['clean']}"),
+        ("runs that raised", str(found["errors"])),
         ("acceptance after the repair foretold", _foretold(told)),
         ("edits of wrong configs with the right numbers", f"{found['edits']['right']} of {found['edits']['checked']}"),
         ("two faults at once, both named", f"{stacked['all_named']} of {stacked['scored']}"),
@@ -63,6 +65,21 @@ def _foretold(told: Mapping[str, Any]) -> str:
         f"exactly in {told['exact']} of {told['compared']}, within 0.10 in {told['within_0.10']}; "
         f"largest error {_number(told['max_error'])}"
     )
+
+
+def _by_pair(runs: Sequence[Mapping[str, Any]]) -> str:
+    """How many of the scored were named first."""
+    pairs = list(dict.fromkeys(run["pair"] for run in runs))
+    ids = list(dict.fromkeys(run["fault"] for run in runs))
+    cells = {(id, pair): [r for r in runs if (r["fault"], r["pair"]) == (id, pair)] for id in ids for pair in pairs}
+    table = _table(("fault", *pairs), ((id, *(_first_of(cells[id, pair]) for pair in pairs)) for id in ids))
+    return table and f"{table}\n\nNamed first, of those scored."
+
+
+def _first_of(runs: Sequence[Mapping[str, Any]]) -> str:
+    scored = [run for run in runs if run["scored"]]
+    first = sum(run["rank"] == 1 for run in scored)
+    return f"{first}/{len(scored)}" if scored else "not scored" if runs else ""
 
 
 def _by_fault(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -103,6 +103,7 @@ def main(
 ) -> None:  # fmt: skip
     """Seed, record, diagnose, score."""
     torch.set_num_threads(threads)
+    _hush()
     with tempfile.TemporaryDirectory(prefix="scoreboard-") as folder:
         pairs = make_pairs(Path(folder), tuple(names.split(",")) if names else ())
         seeds = chosen(plan(numbers, pairs, few=few), only)
@@ -116,6 +117,13 @@ def main(
     _QUIET.print(f"{found['first']} of {found['scored']} named first, {found['false_alarms']} false alarms; {out}")
     if require is not None and ((found["first_share"] or 0) < require or found["false_alarms"] or found["errors"]):
         raise SystemExit(1)
+
+
+def _hush() -> None:
+    """No progress bars but our own."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def _arguments(numbers: Sequence[int], only: Sequence[str], few: bool, names: str | None) -> list[str]:
@@ -135,10 +143,20 @@ def _all(judge: Judge, seeds: Sequence[Seed], pairs: dict[str, Pair], out: Path,
         for count, at in enumerate(order, 1):
             progress.update(task, description=seeds[at].name)
             done[at] = judge.run(seeds[at], pairs[seeds[at].pair])
+            progress.console.print(_line(seeds[at], done[at]), highlight=False, markup=False, soft_wrap=True)
             progress.advance(task)
             if count == len(order) or seeds[order[count]].pair != seeds[at].pair:
                 _write([done[i] for i in sorted(done)], out, command, time.perf_counter() - started)
     return [done[at] for at in sorted(done)]
+
+
+def _line(seed: Seed, run: Run) -> str:
+    """What became of a run."""
+    if not run.scored:
+        return f"{seed.name}: not scored: {run.reason}"
+    place = "" if run.clean else f", place {run.rank}"
+    told = ", ".join(f"{x:.3f}" if x is not None else "-" for x in (run.served, run.predicted, run.real))
+    return f"{seed.name}: {run.verdict} {run.named or ''}{place}; {told}; {run.seconds:.0f} s {run.reason}"
 
 
 def _write(runs: Sequence[Run], out: Path, command: str, secs: float) -> None:
