@@ -24,7 +24,7 @@ _TYPES: Final = (
 @dataclass(frozen=True, slots=True)
 class Cast:
     """A type that rows have been cast through, of a fault's `variant`; `exact` of `rows` are the cast of what was
-    emitted, bit for bit, where that was recorded, and `overflown` of all values are no numbers any more."""
+    emitted, bit for bit, where that was recorded, and `overflown` of all values were too large for it."""
 
     variant: str
     dtype: str
@@ -36,20 +36,21 @@ class Cast:
 def find_cast(received_NW: Tensor, emitted_NW: Tensor | None) -> Cast | None:
     """The type that all received values fit, None where there is none but their own.
 
-    A type that any of these values would have fitted says nothing, unless the emitted rows show the cast.
+    A type that any such values would fit says nothing by itself: then the emitted rows have to show the cast. What is
+    too large for a type becomes infinite, or the largest number there is; engines do either.
     """
     values = received_NW.float()
-    finite = values.isfinite()
+    finite, own = values.isfinite(), torch.finfo(received_NW.dtype)
     if not bool(((values != 0) & finite).any()):
         return None
-    overflown = float((~finite).float().mean())
     for variant, dtype in _narrower(received_NW.dtype):
         fits = (_through(values, dtype) == values) | ~finite
         if not bool(fits.all()):
             continue
-        exact = None if emitted_NW is None else int(_same(_through(emitted_NW, dtype), received_NW).all(1).sum())
-        telling = torch.finfo(dtype).eps > torch.finfo(received_NW.dtype).eps or overflown > 0
-        if exact or (exact is None and telling):
+        narrow = torch.finfo(dtype)
+        overflown = float((~finite | (values.abs() == narrow.max)).float().mean())
+        exact = None if emitted_NW is None else _exact(received_NW, emitted_NW, dtype)
+        if exact or narrow.eps > own.eps or (exact is None and overflown):
             return Cast(variant, str(dtype).removeprefix("torch."), overflown, len(values), exact)
     return None
 
@@ -60,6 +61,13 @@ def _narrower(own: torch.dtype) -> Sequence[tuple[str, torch.dtype]]:
 
 def _through(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values.to(dtype).to(values.dtype)
+
+
+def _exact(received_NW: Tensor, emitted_NW: Tensor, dtype: torch.dtype) -> int:
+    """How many received rows are the emitted ones cast through a type."""
+    largest = torch.finfo(dtype).max
+    plain, clamped = (_through(rows, dtype) for rows in (emitted_NW, emitted_NW.clamp(-largest, largest)))
+    return int((_same(plain, received_NW) | _same(clamped, received_NW)).all(1).sum())
 
 
 def _same(a: Tensor, b: Tensor) -> Tensor:

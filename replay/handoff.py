@@ -270,6 +270,6 @@ def _cast(search: HashSearch, rows: Int) -> Cast | None:
 def _cast_evidence(cast: Cast) -> Iterator[str]:
     yield f"all values of {cast.rows} of these rows that were read are exactly what {cast.dtype} can hold"
     if cast.overflown:
-        yield f"{cast.overflown:.2%} of them have overflown"
+        yield f"{cast.overflown:.2%} of them are beyond its range, or at its end"
     if cast.exact is not None:
         yield f"{cast.exact} of {cast.rows} rows are the emitted ones cast to {cast.dtype} and back, bit for bit"

@@ -189,7 +189,20 @@ def test_bfloat16_through_half_shows_by_what_overflows(features: Tensor, tmp_pat
     emitted[::3, 5] = 1e5
     found = hand_off(handed(tmp_path / "trace", emitted, emitted.half().bfloat16(), level=Level.FEATURES))
     assert [named(one) for one in found.findings] == ["D1"] and found.compared - found.equal == ROWS // 3
-    assert any("overflown" in told for told in found.findings[0].evidence)
+    assert any("beyond its range" in told for told in found.findings[0].evidence)
+
+
+@pytest.mark.parametrize("clamped", [False, True])
+@pytest.mark.parametrize("level", [Level.FEATURES, Level.FULL])
+def test_a_cast_is_recognised_where_every_row_overflows(
+    level: Level, clamped: bool, features: Tensor, tmp_path: Path
+) -> None:
+    emitted = features.clone()
+    emitted[:, 3] = 1e4
+    cast = (emitted.clamp(-448, 448) if clamped else emitted).to(torch.float8_e4m3fn).float()
+    [found] = hand_off(handed(tmp_path / "trace", emitted, cast, level=level)).findings
+    assert named(found) == "D1:fp8" and any("beyond its range" in told for told in found.evidence)
+    assert any("24 of 24 rows are the emitted ones" in told for told in found.evidence) == (level is Level.FULL)
 
 
 def test_values_changed_by_no_cast_are_called_just_that(features: Tensor, tmp_path: Path) -> None:
