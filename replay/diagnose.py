@@ -26,7 +26,7 @@ from spectrace.replay.ladder import Ladder, Trained, compare, target_choices, te
 from spectrace.replay.readings import Clock, EngineReading, Told, TrainedReading, read_engine, read_training
 from spectrace.replay.repairs import foretell_repairs
 from spectrace.replay.truth import Delivered, Recomputed, Recorded, Source, Truth
-from spectrace.replay.verdict import Outcome, conclude, insufficient, ranked
+from spectrace.replay.verdict import Outcome, conclude, insufficient, ranked, record_again
 from spectrace.replay.vocabulary import rebuilt_table
 from spectrace.replay.wirings import name_wiring
 from spectrace.replay.worth import worth
@@ -258,9 +258,13 @@ class _Lab:
         if self.case.why_no_model:
             notes.append(f"nothing was replayed: {self.case.why_no_model}")
         if readings and not readings.matches:
-            why = "what was received does not tell it" if self.evidence.masked else "no true boundary is known"
-            notes.append(f"which boundaries the slots hold is not decided: {why}")
+            notes.append(f"which boundaries the slots hold is not decided: {self._why_no_matches()}")
         return tuple(notes)
+
+    def _why_no_matches(self) -> str:
+        if self.evidence.masked:
+            return "what was received does not tell it"
+        return "the trace keeps no features" if self.truth.sources else "no true boundary is known"
 
 
 def _engine_lengths(served: Served) -> dict[int, int]:

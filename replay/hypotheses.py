@@ -208,6 +208,7 @@ def feeding(at: Configuration, layers: int, known: Sequence[int]) -> Iterator[tu
     numbers = tuple(slot.boundary for slot in own)
     for by in (*range(1, _FAR + 1), *range(-1, -_FAR - 1, -1)):
         found[_clamped([b + by for b in numbers], layers)] = None
+        found[_clamped([b + by if b else 0 for b in numbers], layers)] = None  # an embedding that stayed where it was
         for place in range(len(own)):
             found[_clamped([b + by * (i == place) for i, b in enumerate(numbers)], layers)] = None
     for order in permutations(own) if len(own) <= _FAR else ():

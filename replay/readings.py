@@ -26,12 +26,12 @@ Float = npt.NDArray[np.float64]
 Around = Callable[[Configuration], Iterable[Hypothesis]]
 Told = Callable[[str, int, int], None]
 
-_STACK = 3
+_STACK = 4
 _EXPLAINED, _EXPLAINED_COARSE = 0.98, 0.93
 _GAIN = 0.02  # of answers met: less is no step
 _WALKED = 6  # screened hypotheses that are walked
 _SCREENED_SURE, _TRAINED_SURE = 2.0, 0.99
-_WORTH = 0.05  # of what drafts add to acceptance length, relative, and as much absolute: less is no cause
+_WORTH = 0.02  # of an acceptance length: less is no cause
 
 
 class Clock:
@@ -109,8 +109,8 @@ def read_engine(
 
 
 def _fresh(hypotheses: Iterable[Hypothesis], steps: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """Those that do not undo what was decided."""
-    taken = {step.link for step in steps}
+    """Those that do not undo what was decided; a wiring may be found slot by slot."""
+    taken = {step.link for step in steps} - {"wiring"}
     return [one for one in hypotheses if one.link not in taken]
 
 
@@ -207,7 +207,7 @@ def _runs(walked: Sequence[Foretold]) -> list[Float]:
 
 def _worth_it(new: Sequence[Foretold], old: Sequence[Foretold]) -> bool:
     before, after = acceptance_length(old), acceptance_length(new)
-    return before is not None and after is not None and after - before > _WORTH * (1 + (before - 1))
+    return before is not None and after is not None and after - before > _WORTH * before
 
 
 def _same(one: Sequence[Foretold], other: Sequence[Foretold]) -> bool:

@@ -12,7 +12,7 @@ from spectrace.replay.ladder import Ladder
 from spectrace.replay.worth import Worth
 from spectrace.tracer.acceptance import Acceptance
 
-__all__ = ["Outcome", "conclude", "insufficient", "ranked"]
+__all__ = ["Outcome", "conclude", "insufficient", "ranked", "record_again"]
 
 _CLOSE = 0.02  # of an acceptance length, relative: what rounding does to a walk is far below in float32
 
@@ -127,9 +127,18 @@ def _next_command(outcome: Outcome, verdict: Verdict) -> str:
     case, readings = outcome.case, outcome.readings
     if verdict is not Verdict.INSUFFICIENT:
         return next((cause.command for cause in outcome.causes if cause.command), "")
-    if readings is None or readings.trained is None:
+    if case.target is None and (readings is None or readings.trained is None):
         return f"spectrace diagnose {case.trace.folder} --draft {case.checkpoint.folder} --target TARGET"
-    return ""
+    return record_again(case)
+
+
+def record_again(case: Case) -> str:
+    """The command that records what this trace lacks."""
+    target = (case.trace.manifest.get("target") or {}).get("path") or "TARGET"
+    draft = case.served_folder or case.checkpoint.folder
+    depth = (case.trace.manifest.get("serving") or {}).get("depth") or 3
+    models = f"--target {target} --draft {draft} --depth {depth}"
+    return f"spectrace run {models} --prompts PROMPTS --level features --out NEW_TRACE"
 
 
 def ranked(causes: Sequence[Cause]) -> tuple[Cause, ...]:

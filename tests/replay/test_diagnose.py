@@ -1,0 +1,188 @@
+"""The cause is named, blind, from a trace; what its repair brings is what the repaired deployment is served."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy.switches import prompts
+from toy.target import TARGET
+from toy.train import DRAFT
+
+from spectrace.engine.checkpoint import read_draft
+from spectrace.engine.deployment import Deployment, Serving
+from spectrace.replay.diagnose import Trained, diagnose
+from spectrace.replay.diagnosis import Diagnosis, Verdict
+from spectrace.tracer.acceptance import acceptance_of_rows
+from spectrace.tracer.errors import UserError
+from spectrace.tracer.rows import Level
+from spectrace.tracer.trace import Trace
+
+Record = Callable[..., Trace]
+IDS = "eagle_aux_hidden_state_layer_ids"
+WRONG = [3, 4, 2]  # W3 on this pair: trained on (0, 3, 4), five layers
+ENGINE = {
+    "W2:slot0": {}, "W8": {}, "M1": {}, "N1": {}, "N3": {}, "R3:double": {}, "V4": {}, "X1": {}, "D1": {}, "T1": {},
+    "P1:attention": {}, "P4": {}, "X3": {"fixed_window": True}, "X4": {"topk": 2, "draft_tokens": 6},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
+    """`record(*faults, draft=, **changes)`: a trace of the toy pair, or of another draft for its target."""
+    root = tmp_path_factory.mktemp("diagnosed")
+    with Deployment(TARGET, DRAFT, threads=1) as pair:
+
+        def record(*faults: str, draft: Path = DRAFT, **changes: Any) -> Trace:
+            if pair.draft_folder != draft:
+                pair.swap(TARGET, draft)
+            folder = root / str(len(list(root.iterdir())))
+            serving = Serving(**{"depth": 3, "max_new": 40, "concurrency": 4, **changes, "faults": faults})
+            assert not pair.serve(prompts(12), serving, trace=folder).losses
+            return Trace.open(folder)
+
+        yield record
+
+
+@pytest.fixture(scope="module")
+def healthy(record: Record) -> Trace:
+    return record()
+
+
+def served(trace: Trace) -> float:
+    length = acceptance_of_rows(trace.rows("verified")).acceptance_length
+    assert length is not None
+    return length
+
+
+def told(trace: Trace, draft: Path = DRAFT, **options: Any) -> Diagnosis:
+    return diagnose(trace, read_draft(draft), **{"target": TARGET, **options})
+
+
+def edited(folder: Path, **changes: Any) -> Path:
+    """The toy draft with other fields; None takes one away."""
+    shutil.copytree(DRAFT, folder)
+    config = {**json.loads((folder / "config.json").read_text("utf-8")), **changes}
+    held = {name: value for name, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(held), "utf-8")
+    return folder
+
+
+def test_a_healthy_trace_has_no_cause_and_is_foretold_as_it_was_served(healthy: Trace) -> None:
+    found = told(healthy)
+    assert found.verdict in (Verdict.HEALTHY, Verdict.WEAK_DRAFT)
+    assert found.causes == ()
+    assert found.served_acceptance == found.repaired_acceptance == served(healthy)
+    assert [one.best for one in found.identified] == ["0", "3", "4"]
+    assert all(one.error < 1e-5 < 1e-2 < one.runner_up_error for one in found.identified)
+    assert all(one.configured == one.engine == one.trained for one in found.readings.values())
+
+
+@pytest.mark.parametrize("fault", ENGINE)
+def test_a_fault_of_the_engine_is_named_and_its_repair_foretold_exactly(fault: str, record: Record) -> None:
+    changes = ENGINE[fault]
+    found = told(record(fault, **changes))
+    assert found.verdict is Verdict.FAULT
+    [cause] = found.causes
+    assert cause.fault == fault.partition(":")[0]
+    assert cause.predicted_acceptance == served(record(**changes))
+    assert cause.evidence and cause.fix
+
+
+def test_w3_is_repaired_by_three_edits_as_it_was_made_in_three_places(record: Record, tmp_path: Path) -> None:
+    wrong = edited(tmp_path / "wrong", **{IDS: WRONG})
+    cases = {
+        "engine": (record("W3"), DRAFT),
+        "config": (record(draft=wrong), wrong),
+        "conversion": (record(draft=wrong), DRAFT),
+    }
+    fixes = set()
+    for variant, (trace, believed) in cases.items():
+        found = told(trace, believed)
+        assert [(cause.fault, cause.variant) for cause in found.causes] == [("W3", variant)]
+        fixes.add(found.causes[0].fix)
+        expected = {"engine": "(0, 3, 4)", "config": "(3, 4, 2)", "conversion": "(0, 3, 4)"}[variant]
+        reading = found.readings["wiring"]
+        assert (reading.configured, reading.engine, reading.trained) == (expected, "(3, 4, 2)", "(0, 3, 4)")
+    assert len(fixes) == 3
+
+
+def test_two_faults_are_both_named_with_what_each_repair_brings_and_both(record: Record, healthy: Trace) -> None:
+    both, wiring_alone, feedback_alone = record("W3", "N3"), record("N3"), record("W3")
+    found = told(both)
+    assert {cause.fault for cause in found.causes} == {"W3", "N3"}
+    brings = {cause.fault: cause.predicted_acceptance for cause in found.causes}
+    assert brings["W3"] == served(wiring_alone)
+    assert brings["N3"] == served(feedback_alone)
+    assert found.repaired_acceptance == served(healthy)
+    assert found.causes[0].fault == "W3"
+    [left] = told(wiring_alone).causes
+    assert left.fault == "N3"
+
+
+@pytest.mark.parametrize(
+    ("fault", "change"),
+    [("N3", {"norm_output": False}), ("R3", {"rope_theta": 1000.0}), ("R5", {"rope_interleave": False})],
+)
+def test_a_config_that_the_engine_obeys_is_found_wrong_by_what_the_draft_was_trained_for(
+    fault: str, change: dict[str, Any], record: Record, healthy: Trace, tmp_path: Path
+) -> None:
+    wrong = edited(tmp_path / "wrong", **change)
+    found = told(record(draft=wrong), wrong)
+    [cause] = found.causes
+    assert (cause.fault, cause.variant) == (fault, "config")
+    assert cause.predicted_acceptance == served(healthy)
+    [key] = change
+    assert key in cause.fix and str(wrong) in cause.fix
+
+
+def test_without_true_boundaries_what_cannot_be_decided_is_not(record: Record, healthy: Trace) -> None:
+    for trace in (healthy, record("W3")):
+        found = told(trace, target=None)
+        assert (found.verdict, found.causes) == (Verdict.INSUFFICIENT, ())
+        assert "--target" in found.next_command
+    for fault in ("N3", "V4", "M3"):
+        assert [cause.fault for cause in told(record(fault), target=None).causes] == [fault]
+
+
+def test_a_reference_of_another_run_serves_as_well_as_the_target(record: Record) -> None:
+    reference = record(capture=tuple(range(6)), depth=0)
+    found = told(record("W1:slot1"), target=None, reference=reference)
+    assert [(cause.fault, cause.variant) for cause in found.causes] == [("W1", "slot1")]
+    assert found.causes[0].predicted_acceptance == served(record())
+
+
+def test_a_reference_without_the_boundary_that_was_delivered_says_that_it_is_another(record: Record) -> None:
+    reference = record(capture=(0, 3, 4), depth=0)
+    found = told(record("W2"), target=None, reference=reference)
+    assert found.causes[0].variant == "unknown"
+
+
+def test_a_trace_without_features_is_not_enough(record: Record) -> None:
+    found = told(record(level=Level.LIGHT))
+    assert found.verdict is Verdict.INSUFFICIENT
+    assert found.next_command
+
+
+def test_trained_accuracy_parts_a_weak_draft_from_other_data(healthy: Trace) -> None:
+    found = told(healthy, trained=Trained((0.99, 0.99, 0.99)))
+    assert found.verdict is Verdict.OTHER_DATA
+    measured = [rung["measured"] for rung in found.coverage["ladder"]["rungs"]]
+    again = told(healthy, trained=Trained(tuple(measured)))
+    assert again.verdict in (Verdict.HEALTHY, Verdict.WEAK_DRAFT)
+    assert again.coverage["ladder"]["reaches"]
+
+
+def test_a_draft_of_other_features_is_refused(record: Record, healthy: Trace) -> None:
+    with pytest.raises(UserError, match=r"received features are 240 wide, but fc of .* takes 80"):
+        told(healthy, DRAFT.parent / "one-slot")
+
+
+def test_nothing_is_tried_when_there_is_no_time_and_that_is_said(record: Record) -> None:
+    found = told(record("N3"), budget_secs=0.0)
+    assert found.coverage["hypotheses left untried for want of time"] > 0
+    assert [cause.fault for cause in found.causes] in ([], ["N3"])

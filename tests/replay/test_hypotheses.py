@@ -1,0 +1,122 @@
+"""Every hypothesis changes the one link that it names, can be built and run, and leaves what it starts from alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spectrace.engine.attention import KeyValueCache, PackedAttend
+from spectrace.engine.checkpoint import build_draft, read_draft, read_embedding, read_head
+from spectrace.engine.draft import DraftModel
+from spectrace.replay.configuration import Configuration, Slot, Steps, View
+from spectrace.replay.hypotheses import LINKS, Hypothesis, computing, feeding, mapping, moving
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("gqa", {}),
+    "norm per slot, scaled": (
+        "gqa",
+        {"fc_norm": True, "rope_scaling": {"rope_type": "linear", "factor": 4.0}, "norm_output": True},
+    ),
+    "mla, yarn": (
+        "mla",
+        {
+            "norm_before_fc": True,
+            "rope_scaling": {
+                "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "mscale_all_dim": 1.0
+            },
+        },
+    ),
+    "one slot": ("gqa", {"eagle_aux_hidden_state_layer_ids": [4]}),
+}  # fmt: skip
+RUN = torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(params=CONFIGS.values(), ids=list(CONFIGS))
+def start(
+    request: pytest.FixtureRequest,
+    new_draft: Callable[..., Any],
+    write_draft: Callable[..., Path],
+    target_of: Callable[..., Path],
+    tmp_path: Path,
+) -> tuple[Configuration, list[Hypothesis]]:
+    attention, changes = request.param
+    target = target_of("llama")
+    checkpoint = read_draft(write_draft(tmp_path, *new_draft(attention, **changes)))
+    model = build_draft(checkpoint, target=target, dtype=torch.float32)
+    assert checkpoint.wiring
+    wiring = tuple(Slot(boundary) for boundary in checkpoint.wiring.boundaries)
+    at = Configuration(checkpoint.spec, model.state_dict(), wiring)
+    shared = {"head": read_head(target), "embedding": read_embedding(target)}
+    return at, [*computing(at, shared), *mapping(at, None), *moving()]
+
+
+def outputs(model: DraftModel, steps: Steps = Steps()) -> Iterator[torch.Tensor]:  # noqa: B008
+    """Logits and token ids of two depths over a few random rows."""
+    spec, rows = model.spec, 24
+    features = torch.randn(rows, spec.features_width, generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(0, spec.target_vocab, (rows,), generator=torch.Generator().manual_seed(2))
+    mask, positions = torch.ones(rows, rows, dtype=torch.bool).tril(), torch.arange(rows)
+    state = model.fuse(features)
+    for depth in range(2):
+        positions = positions + (steps.to(depth) if depth else 0)
+        hidden, state = model(tokens, state, positions, PackedAttend(KeyValueCache(), mask))
+        logits = model.logits(hidden)
+        yield logits
+        yield model.to_target(logits.argmax(-1)).float()
+
+
+def test_every_hypothesis_changes_its_link_and_no_other(start: tuple[Configuration, list[Hypothesis]]) -> None:
+    at, hypotheses = start
+    assert len({(one.link, one.title) for one in hypotheses}) == len(hypotheses)
+    for one in hypotheses:
+        there = one.apply(at)
+        changed = {link for link, said in LINKS.items() if said(there) != said(at)}
+        assert changed == {one.link}, one.title
+
+
+def test_every_hypothesis_runs_and_computes_something_else(start: tuple[Configuration, list[Hypothesis]]) -> None:
+    at, hypotheses = start
+    before = {name: tensor.clone() for name, tensor in at.tensors.items()}
+    own = list(outputs(at.build()))
+    for one in hypotheses:
+        there = one.apply(at)
+        found = list(outputs(there.build(), there.steps))
+        same = [torch.equal(a, b) for a, b in zip(own, found, strict=True)]
+        if one.link == "positions":  # moved by the same amount for all rows, RoPE sees no difference here
+            continue
+        assert not all(same), one.title
+        assert all(same[:1]) or not one.deeper, one.title
+    assert all(torch.equal(before[name], tensor) for name, tensor in at.tensors.items())
+
+
+def test_a_built_draft_computes_what_the_checkpoint_does(start: tuple[Configuration, list[Hypothesis]]) -> None:
+    at, _ = start
+    model = DraftModel(at.spec)
+    model.load_state_dict(dict(at.tensors))
+    for ours, theirs in zip(outputs(at.build()), outputs(model.eval()), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_wirings_are_tried_near_and_far_each_once(start: tuple[Configuration, list[Hypothesis]]) -> None:
+    at, _ = start
+    found = list(feeding(at, 5, range(6)))
+    assert len(set(found)) == len(found) and at.wiring not in found
+    streams = [wiring for wiring in found if all(slot.view is View.STREAM for slot in wiring)]
+    numbers = {tuple(slot.boundary for slot in wiring) for wiring in streams}
+    slots = len(at.wiring)
+    for place in range(slots):
+        for boundary in range(6):
+            wiring = (*at.wiring[:place], Slot(boundary), *at.wiring[place + 1 :])
+            assert wiring == at.wiring or wiring in found
+    if slots == 3:
+        assert {(4, 2, 0), (1, 3, 5), (0, 1, 3), (2, 4, 2), (0, 0, 2), (2, 2, 2)} <= numbers
+
+
+def test_wirings_over_unknown_boundaries_are_not_tried(start: tuple[Configuration, list[Hypothesis]]) -> None:
+    at, _ = start
+    known = {slot.boundary for slot in at.wiring} | {1}
+    assert all(slot.boundary in known for wiring in feeding(at, 5, sorted(known)) for slot in wiring)

@@ -1,0 +1,36 @@
+"""Intervals cover what they should, are paired, and are the same at every call."""
+
+import numpy as np
+import pytest
+
+from spectrace.replay.statistics import paired_interval, ratio_interval
+
+
+def test_a_difference_within_every_request_is_sure_however_much_requests_differ() -> None:
+    base = [np.full(20, level) for level in (0.0, 5.0, 1.0, 9.0)]
+    low, high = paired_interval([one + 0.25 for one in base], base)
+    assert low == pytest.approx(0.25) == high
+
+
+def test_no_difference_is_not_sure() -> None:
+    random = np.random.default_rng(3)
+    one, other = ([random.normal(size=30) for _ in range(12)] for _ in range(2))
+    low, high = paired_interval(one, other)
+    assert low < 0 < high
+
+
+def test_requests_are_drawn_whole() -> None:
+    """Rows of one request say the same thing many times: they are one observation, not many."""
+    above = np.array([100.0, 0.0, 100.0, 0.0])
+    low, high = ratio_interval(above, np.full(4, 100.0))
+    assert low < 0.2 and high > 0.8
+
+
+def test_nothing_has_no_interval() -> None:
+    assert all(np.isnan(ratio_interval(np.empty(0), np.empty(0))))
+    assert all(np.isnan(ratio_interval(np.zeros(2), np.zeros(2))))
+
+
+def test_the_same_data_give_the_same_interval() -> None:
+    above, below = np.arange(9.0), np.full(9, 10.0)
+    assert ratio_interval(above, below) == ratio_interval(above, below)
