@@ -78,7 +78,7 @@ def diagnose(
 
 def _lacking(case: Case) -> Diagnosis | None:
     """What a trace must have for anything to be said."""
-    trace, again = case.trace, "spectrace run ... --out NEW_TRACE --level features, then spectrace diagnose NEW_TRACE"
+    trace, again = case.trace, record_again(case)
     if not len(trace.rows("received")):
         return insufficient(case, "no row that a draft received is in the trace: nothing was drafted", again)
     if not case.texts:

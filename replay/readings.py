@@ -7,6 +7,7 @@ faults stack. What the engine did is judged by the served answers; what the draf
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ Told = Callable[[str, int, int], None]
 _STACK = 4
 _EXPLAINED, _EXPLAINED_COARSE = 0.98, 0.93
 _GAIN = 0.02  # of answers met: less is no step
+_FEW_ROWS = 160  # that tell whether a hypothesis is far worse
 _WALKED = 6  # screened hypotheses that are walked
 _SCREENED_SURE, _TRAINED_SURE = 2.0, 0.99
 _WORTH = 0.02  # of an acceptance length: less is no cause
@@ -184,21 +186,36 @@ def _screened(
     texts: Sequence[TrueText],
     clock: Clock,
 ) -> list[Hypothesis]:
-    """The few whose first drafts are right more often; those that show at deeper drafts only are all kept."""
-    own = foreteller.hits(at, texts)[:, 0]
+    """The few whose first drafts are right more often; those that show at deeper drafts only are all kept.
+
+    Most are far worse, which a few rows tell: only the others are run over all texts.
+    """
+    few = texts[: next((n for n, rows in enumerate(_rows(texts), 1) if rows >= _FEW_ROWS), len(texts))]
+    own_few, own = (foreteller.hits(at, some)[:, 0] for some in (few, texts))
     scored: list[tuple[float, int, Hypothesis]] = []
     for number, one in enumerate(clock.each("what the draft was trained for", hypotheses)):
         if one.deeper:
             scored.append((np.inf, -number, one))
             continue
-        moved = foreteller.hits(one.apply(at), texts)[:, 0] - own
-        up, down = float((moved > 0).sum()), float((moved < 0).sum())
-        # McNemar's statistic: only starts at which the two differ say anything.
-        if up > down and (up - down) / np.sqrt(up + down) >= _SCREENED_SURE:
-            scored.append(((up - down), -number, one))
+        there = one.apply(at)
+        if _mcnemar(foreteller.hits(there, few)[:, 0], own_few) <= -_SCREENED_SURE:
+            continue
+        score = _mcnemar(foreteller.hits(there, texts)[:, 0], own)
+        if score >= _SCREENED_SURE:
+            scored.append((score, -number, one))
     scored.sort(key=lambda each: each[:2], reverse=True)
     deeper = [one for score, _, one in scored if score == np.inf]
     return deeper + [one for score, _, one in scored if score != np.inf][:_WALKED]
+
+
+def _rows(texts: Sequence[TrueText]) -> Iterator[int]:
+    return accumulate(len(text.text.tokens) for text in texts)
+
+
+def _mcnemar(new: Float, old: Float) -> float:
+    """McNemar's statistic of two paired rows of hits: only starts at which the two differ say anything."""
+    up, down = float((new > old).sum()), float((new < old).sum())
+    return (up - down) / float(np.sqrt(up + down)) if up + down else 0.0
 
 
 def _runs(walked: Sequence[Foretold]) -> list[Float]:
