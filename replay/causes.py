@@ -299,9 +299,12 @@ def _wrong_link(
             right=said(right),
             now=said(wrong),
         )
-    title = f"{step.link} is {LINKS[step.link](wrong)} where {LINKS[step.link](right)} is right"
+    rivals = (readings.trained if who == "config" else readings.engine) or None
+    alike = dict.fromkeys((*step.alike, *(rival.fault for rival in (rivals.rivals if rivals else ()))))
+    title = f"{step.link}: {LINKS[step.link](wrong)}, where {LINKS[step.link](right)} is right"
     agreement = readings.engine.reproduced.agreement if readings.engine and who != "config" else 0.99
-    return Broken(step.fault, step.variant or who, title, evidence, edit, agreement, step.link, step.alike, step=step)
+    others = tuple(fault for fault in alike if fault != step.fault)
+    return Broken(step.fault, step.variant or who, title, evidence, edit, agreement, step.link, others, step=step)
 
 
 _VALUES: Mapping[str, Callable[[Configuration], object]] = {

@@ -196,6 +196,7 @@ class _Lab:
             lambda at: computing(at, self.case.shared),
             [served.inputs(chosen)],
             read_drawn(self.case.trace),
+            likely={finding.fault for finding in self.evidence.findings},
             coarse=self.case.coarse,
             tolerance=self.case.tolerance,
             clock=self.clock,

@@ -138,15 +138,15 @@ def _weights(at: Configuration, shared: Mapping[str, Tensor]) -> Iterator[Hypoth
     yield Hypothesis("weights", "P4", "gate and up are swapped", _swapped)
     for norm in _NORMS:
         if not bool((at.tensors[f"{norm}.weight"] == 1).all()):
-            yield _put("weights", "P1", f"{norm} is all ones", f"{norm}.weight", torch.ones_like, variant="norm")
+            yield _put("weights", "P1", norm, "all ones", f"{norm}.weight", torch.ones_like, variant="norm")
     for name, part in _ADDERS.items():
-        yield _put("weights", "P1", f"{name} is zero", f"{name}.weight", torch.zeros_like, variant=part)
+        yield _put("weights", "P1", name, "zero", f"{name}.weight", torch.zeros_like, variant=part)
     head, embedding = shared.get("head"), shared.get("embedding")
     if head is not None and at.spec.own_head and head.shape[1] == at.spec.width:
         first = head[: at.spec.draft_vocab]
-        yield _put("head", "P2", "the head is the target's first rows", "head.weight", partial(_instead, first))
+        yield _put("head", "P2", "the head", "the target's first rows", "head.weight", partial(_instead, first))
     if embedding is not None and at.spec.own_embedding and embedding.shape[1] == at.spec.width:
-        yield _put("embedding", "A1", "the embedding is the target's", "embedding.weight", partial(_instead, embedding))
+        yield _put("embedding", "A1", "the embedding", "the target's", "embedding.weight", partial(_instead, embedding))
 
 
 def _swapped(at: Configuration) -> Configuration:
@@ -156,32 +156,34 @@ def _swapped(at: Configuration) -> Configuration:
 
 
 def _put(
-    link: str, fault: str, title: str, name: str, make: Callable[[Tensor], Tensor], *, variant: str = ""
+    link: str, fault: str, what: str, value: str, name: str, make: Callable[[Tensor], Tensor], *, variant: str = ""
 ) -> Hypothesis:
-    """Another tensor of this name."""
+    """Another tensor of this name: `what` is `value`."""
+    said = f"{what} {value}" if link == "weights" else value
 
     def apply(at: Configuration) -> Configuration:
         new = make(at.tensors[name]).to(at.tensors[name].dtype)
-        return replace(at, tensors={**at.tensors, name: new}, said={**at.said, link: title})
+        return replace(at, tensors={**at.tensors, name: new}, said={**at.said, link: said})
 
-    return Hypothesis(link, fault, title, apply, variant=variant)
+    return Hypothesis(link, fault, f"{what} is {value}", apply, variant=variant)
 
 
 def mapping(at: Configuration, rebuilt: Tensor | None) -> Iterator[Hypothesis]:
     """Every other way to read the table from draft ids to tokens; `rebuilt` is the one that t2d says, if any."""
     table, own = at.tensors["d2t"], torch.arange(at.spec.draft_vocab, device=at.tensors["d2t"].device)
     named = {
-        "each id stands for itself": ("V1", torch.zeros_like(table), ("V5",)),
-        "the table holds tokens, not offsets": ("V2", table - own, ()),
-        "the table is one row late": ("V4", table.roll(-1), ()),
-        "the table is one row early": ("V4", table.roll(1), ()),
+        "not there, each id standing for itself": ("V1", torch.zeros_like(table), ("V5",)),
+        "read as tokens, not as offsets": ("V2", table - own, ()),
+        "one row late": ("V4", table.roll(-1), ()),
+        "one row early": ("V4", table.roll(1), ()),
     }
     if rebuilt is not None:
-        named["the table is the one that t2d says"] = ("V3", rebuilt.to(table), ("V2", "V4", "V5"))
-    for title, (fault, offsets, alike) in named.items():
+        named["the one that t2d says"] = ("V3", rebuilt.to(table), ("V2", "V4", "V5"))
+    for value, (fault, offsets, alike) in named.items():
         meant = (own + offsets) % at.spec.target_vocab - own
         if not torch.equal(meant, table):
-            yield replace(_put("vocabulary map", fault, title, "d2t", partial(_instead, meant)), alike=alike)
+            one = _put("vocabulary map", fault, "the table", value, "d2t", partial(_instead, meant))
+            yield replace(one, alike=alike)
 
 
 def _instead(new: Tensor, _old: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ faults stack. What the engine did is judged by the served answers; what the draf
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -80,11 +80,15 @@ def read_engine(
     blocks: Sequence[DraftInputs],
     drawn: Drawn | None,
     *,
+    likely: Collection[str] = (),
     coarse: bool,
     tolerance: float,
     clock: Clock,
 ) -> EngineReading:
-    """Find the steps under which replay gives the answers that were served."""
+    """Find the steps under which replay gives the answers that were served.
+
+    Of steps that explain them alike, one is taken whose fault is `likely`: the trace shows it by itself.
+    """
     enough = _EXPLAINED_COARSE if coarse else _EXPLAINED
 
     def run(configuration: Configuration) -> Reproduced:
@@ -99,7 +103,7 @@ def read_engine(
         ]
         if not tried:
             break
-        best, there, result = max(tried, key=lambda each: each[2].agreement)
+        best, there, result = max(tried, key=lambda each: (each[2].agreement, each[0].fault in likely))
         if result.agreement < found.agreement + _GAIN:
             break
         rivals += [one for one, _, other in tried if one is not best and bool((other.met == result.met).all())]
