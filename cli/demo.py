@@ -1,4 +1,4 @@
-"""`spectrace demo`: a real model served rightly and wrongly, both recorded and replayed, the fix's worth foretold."""
+"""`spectrace demo`: a real model served rightly and wrongly; the mistake named from its trace, the fix foretold."""
 
 import subprocess
 import sys
@@ -13,6 +13,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from spectrace.cli.diagnose import diagnosis_json
+from spectrace.cli.diagnosis_page import render_causes
 from spectrace.cli.options import as_json_option, print_json
 from spectrace.cli.replay import acceptance_table, replay_json
 from spectrace.tracer.acceptance import Acceptance
@@ -22,6 +24,7 @@ from spectrace.tracer.rows import Level
 if TYPE_CHECKING:
     from spectrace.engine.deployment import Served
     from spectrace.replay.compare import Comparison
+    from spectrace.replay.diagnosis import Diagnosis
     from spectrace.replay.lab import ReplayReport
 
 __all__ = ["demo", "render_demo"]
@@ -47,11 +50,12 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Everything the demo found. `plain` is the target alone."""
+    """Everything the demo found. `plain` is the target alone, `diagnosis` that of the wrong run."""
 
     right: _Recorded
     wrong: _Recorded
     after_fix: Acceptance
+    diagnosis: "Diagnosis"
     plain: "Served"
 
     @property
@@ -65,6 +69,7 @@ class Outcome:
             "right": self.right.to_json(),
             "wrong": self.wrong.to_json(),
             "after_fix": {**self.after_fix.to_json(), "wiring": self.right.wiring},
+            "diagnosis": diagnosis_json(self.diagnosis),
             "lossless": self.lossless,
             "seconds_per_token": {"on": self.right.served.secs_per_token, "off": self.plain.secs_per_token},
         }
@@ -88,7 +93,7 @@ def demo(out: Path | None, threads: int | None, as_json: bool) -> None:
     if as_json:
         print_json(outcome.to_json())
     else:
-        Console().print(render_demo(outcome, out))
+        Console().print(render_demo(outcome, out), crop=False)
     if not outcome.lossless:
         raise RunFailed("a speculative run gave other tokens than the target alone: the deployment is not lossless")
 
@@ -110,6 +115,7 @@ def _play(target: Path, out: Path, threads: int | None, console: Console) -> Out
     from spectrace.engine.deployment import Deployment, Serving
     from spectrace.engine.faults import FAULTS
     from spectrace.engine.prompts import read_prompts
+    from spectrace.replay.diagnose import diagnose
     from spectrace.replay.freerun import free_run_acceptance
     from spectrace.replay.lab import replay_trace
     from spectrace.tracer.trace import Trace
@@ -141,7 +147,9 @@ def _play(target: Path, out: Path, threads: int | None, console: Console) -> Out
             for name, wiring in (("right", right), ("wrong", wrong))
         }
         after_fix = free_run_acceptance(Trace.open(out / "wrong"), model, wiring=right)
-    return Outcome(runs["right"], runs["wrong"], after_fix, plain)
+    with console.status("diagnosing the wrong run from its trace"):
+        diagnosis = diagnose(Trace.open(out / "wrong"), checkpoint, target=target)
+    return Outcome(runs["right"], runs["wrong"], after_fix, diagnosis, plain)
 
 
 def render_demo(outcome: Outcome, out: Path) -> RenderableType:
@@ -162,8 +170,10 @@ def render_demo(outcome: Outcome, out: Path) -> RenderableType:
         _columns(("milliseconds per token",), times),
         Text(""),
         _columns(_REPLAYED, replays),
+        Text("\nand the cause, named from the wrong run's trace: spectrace diagnose\n"),
+        render_causes(out / "wrong", outcome.diagnosis),
         Text(f"\nboth traces are kept in {out}"),
-        Text(f"next: spectrace info {out / 'wrong'}"),
+        Text(f"next: spectrace diagnose {out / 'right'}"),
     )
 
 

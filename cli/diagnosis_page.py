@@ -15,7 +15,7 @@ from rich.text import Text
 
 from spectrace.replay.diagnosis import Cause, Diagnosis, Identified, Reading, Verdict
 
-__all__ = ["render_diagnosis"]
+__all__ = ["render_causes", "render_diagnosis"]
 
 _WIDTH = 80
 _NOTES_FIRST = (Verdict.ENGINE_STATE, Verdict.INSUFFICIENT)
@@ -48,9 +48,7 @@ _TITLE = {
 def render_diagnosis(trace: Path, diagnosis: Diagnosis) -> RenderableType:
     """The page a person reads. Print it with `crop=False`: commands are as long as they are."""
     shown = [cause.command for cause in diagnosis.causes]
-    parts: list[RenderableType] = [*_headline(trace, diagnosis)]
-    for number, cause in enumerate(diagnosis.causes, 1):
-        parts += _cause(number, cause)
+    parts: list[RenderableType] = [render_causes(trace, diagnosis)]
     parts += _readings(diagnosis.readings)
     parts += _slots(diagnosis.identified)
     parts += _ladder(diagnosis.coverage.get("ladder"))
@@ -61,6 +59,12 @@ def render_diagnosis(trace: Path, diagnosis: Diagnosis) -> RenderableType:
     if diagnosis.next_command and diagnosis.next_command not in shown and diagnosis.verdict is not Verdict.INSUFFICIENT:
         parts += _section("Next", _command(diagnosis.next_command))
     return Group(*parts)
+
+
+def render_causes(trace: Path, diagnosis: Diagnosis) -> RenderableType:
+    """The verdict and what to repair, without what it rests on."""
+    causes = [part for number, cause in enumerate(diagnosis.causes, 1) for part in _cause(number, cause)]
+    return Group(*_headline(trace, diagnosis), *causes)
 
 
 def _headline(trace: Path, diagnosis: Diagnosis) -> Iterator[RenderableType]:

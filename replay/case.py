@@ -1,6 +1,6 @@
 """What a diagnosis works on: a trace, the draft that the team believes it serves, and what both say of each other."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
@@ -99,11 +99,19 @@ def open_case(trace: Trace, checkpoint: DraftCheckpoint, target: Path | None) ->
         texts=read_texts(trace),
         layers=_layers(trace),
         model=model,
-        shared={} if target is None else {"embedding": read_embedding(target), "head": read_head(target)},
+        shared={} if target is None else dict(_shared(checkpoint.spec, target)),
         served_spec=_spec(told["spec"]) if told.get("spec") else None,
         served_wiring=_wiring(trace.manifest),
         why_no_model=why,
     )
+
+
+def _shared(spec: DraftSpec, target: Path) -> Iterator[tuple[str, Tensor]]:
+    """What of the target could be in the place of something that is the draft's own."""
+    if spec.own_embedding:
+        yield "embedding", read_embedding(target)
+    if spec.own_head:
+        yield "head", read_head(target)
 
 
 def _layers(trace: Trace) -> int | None:

@@ -156,7 +156,8 @@ def _wiring(case: Case, readings: Readings) -> Iterator[Broken]:
     trained = readings.trained.configuration.wiring if readings.trained else configured
     served = case.served_wiring
     if delivered is not None and delivered != trained:
-        told = tuple(Slot(boundary) for boundary in served.boundaries) if served else configured
+        copied = served is not None and not served.key.startswith("--")  # a flag overrides whatever was copied
+        told = tuple(Slot(boundary) for boundary in served.boundaries) if served and copied else configured
         who: Who = "config" if delivered == configured else "conversion" if delivered == told else "engine"
         yield _wrong_wiring(case, readings, trained, delivered, who)
     elif trained != configured and delivered is None:

@@ -212,7 +212,7 @@ class _Lab:
         slots |= {match.held for match in matches if match.held} | {Slot(truth.layers or 0, View.NORMED)}
         slots = {slot for slot in slots if truth.has(slot)}
         self.clock.tell("true boundaries", 0, 1)
-        choosing, confirming = truth.read(plan.choosing, slots), truth.read(plan.confirming, slots)
+        choosing, confirming = (truth.read(half, slots, keep=True) for half in (plan.choosing, plan.confirming))
 
         def around(at: Configuration) -> Iterator[Hypothesis]:
             yield from computing(at, self.case.shared)

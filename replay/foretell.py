@@ -85,6 +85,24 @@ class Foreteller:
         ]
 
     @torch.inference_mode()
+    def surprise(self, configuration: Configuration, texts: Sequence[TrueText]) -> float:
+        """Nats by which the tokens that came surprise the draft more than it expects to be, mean over all starts.
+
+        Cross-entropy less entropy of its first drafts, over tokens of its vocabulary; 0 or less where it is as sure as
+        it is right, as a draft is that is run as it was trained, on text like what it was trained on. NaN of nothing.
+        """
+        model = configuration.build()
+        branches = Branches(model, [text.wired(configuration.wiring) for text in texts], configuration.steps)
+        counts = [len(starts) for _, starts, _ in branches.starts()]
+        came = np.concatenate([_windows(*each, 1)[:, 0] for each in zip(texts, counts, strict=True)])
+        tokens = model.to_target(torch.arange(model.spec.draft_vocab, device=branches.device))
+        logs = branches.logits.float().log_softmax(-1)
+        is_it = tokens[None] == torch.from_numpy(came).to(tokens.device)[:, None]
+        known = is_it.any(1)
+        cross, own = -(logs * is_it).sum(1)[known], -(logs.exp() * logs).sum(1)[known]
+        return float((cross - own).mean())
+
+    @torch.inference_mode()
     def hits(self, configuration: Configuration, texts: Sequence[TrueText], depth: int = 1) -> Float:
         """Of every start of every text, whether the draft's choice is the token that came, depth by depth [S, K].
 

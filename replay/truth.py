@@ -65,10 +65,14 @@ class Source(Protocol):
 
 
 class Truth:
-    """Several sources in the order of trust; a slot is read from the first that has it."""
+    """Several sources in the order of trust; a slot is read from the first that has it.
+
+    Texts that were read with `keep` are held: whoever keeps them sees to it that they are few.
+    """
 
     def __init__(self, texts: Mapping[int, Text], sources: Sequence[Source], layers: int | None) -> None:
         self.sources, self.layers = sources, layers
+        self._kept: dict[int, TrueText] = {}
         self.texts = {
             request: text
             for request, text in texts.items()
@@ -84,11 +88,18 @@ class Truth:
         top = 512 if self.layers is None else self.layers
         return [boundary for boundary in range(top + 1) if self.has(Slot(boundary))]
 
-    def read(self, requests: Sequence[int], slots: Collection[Slot]) -> list[TrueText]:
+    def read(self, requests: Sequence[int], slots: Collection[Slot], *, keep: bool = False) -> list[TrueText]:
         """Some requests' texts with these slots, in order; a slot that cannot be had raises UserError."""
+        held = {r: self._kept[r] for r in requests if r in self._kept and self._kept[r].slots.keys() >= set(slots)}
+        new = {text.request: text for text in self._read([r for r in requests if r not in held], slots)}
+        if keep:
+            self._kept |= new
+        return [held[request] if request in held else new[request] for request in requests]
+
+    def _read(self, requests: Sequence[int], slots: Collection[Slot]) -> list[TrueText]:
         texts = {request: self.texts[request] for request in requests}
         found: dict[int, dict[Slot, Tensor]] = {request: {} for request in texts}
-        for source, wanted in self._shares(slots).items():
+        for source, wanted in self._shares(slots).items() if texts else ():
             for request, tensors in self.sources[source].read(texts, wanted).items():
                 found[request] |= tensors
         return [_cut(request, texts[request], slots) for request, slots in found.items()]

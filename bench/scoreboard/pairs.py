@@ -74,7 +74,7 @@ def _smollm2(_folder: Path) -> Pair:
         target,
         _MODELS / "smollm2" / "draft",
         _some_of(chats),
-        Serving(depth=3, max_new=48, concurrency=4),
+        Serving(depth=3, max_new=32, concurrency=5),
         count=10,
         chunks=(11, 16, 23),
         cases=(*_FULL_CASES, "undertrained", "code"),
