@@ -8,7 +8,7 @@ VENV_VLLM ?= .venv-vllm
 PACKAGES := tracer engine replay cli
 UNATTENDED := not gpu and not vllm and not sglang and not matrix
 
-.PHONY: help setup target demo test test-matrix check bench scoreboard scoreboard-quick test-lower test-install-vllm clean
+.PHONY: help setup target demo test test-matrix check bench scoreboard scoreboard-quick scoreboard-thin test-lower test-install-vllm clean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make bench              how fast replay is, as ratios measured in one run"
 	@echo "make scoreboard         faults seeded, recorded, diagnosed blind, scored: docs/scoreboard.md; ARGS=\"--seed 4 --only W3\""
 	@echo "make scoreboard-quick   each fault once and some clean runs, into build/scoreboard; ten minutes"
+	@echo "make scoreboard-thin    the same, and each trace again with less in it, into build/scoreboard-thin"
 	@echo "make test-lower         the tests at the lower bounds that pyproject.toml states, in $(VENV_LOWER)"
 	@echo "make test-install-vllm  installing spectrace beside vLLM changes no package there; in VENV_VLLM=$(VENV_VLLM)"
 	@echo "make clean              remove environments, builds and caches"
@@ -75,6 +76,9 @@ scoreboard: target
 
 scoreboard-quick: target
 	$(VENV)/bin/python bench/scoreboard/run.py --quick --budget 60 --require 0.9 --out build/scoreboard $(ARGS)
+
+scoreboard-thin: target
+	$(VENV)/bin/python bench/scoreboard/run.py --quick --thin --budget 60 --out build/scoreboard-thin $(ARGS)
 
 test-install-vllm:
 	bash tests/install_beside_vllm.sh $(VENV_VLLM)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,11 +26,14 @@ from scoreboard.run import chosen, document, plan
 from scoreboard.scoring import Run, failed, score, totals, unscored
 from scoreboard.seeds import Seed, draw, options
 from scoreboard.stage import Recorded, Stage
+from scoreboard.stage import read as read_recorded
+from scoreboard.thin import OUTCOMES, ThinTrace, failed_view, seen, thinned, views
 
 from spectrace.engine.checkpoint import read_draft
 from spectrace.engine.serving import Serving
 from spectrace.engine.spec import FuseNorm, RopeKind, Stream
 from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
+from spectrace.tracer import Keys, Recorder, Trace, create_trace
 
 SMALL = tuple(name for name in PAIRS if name != "smollm2")
 
@@ -356,3 +361,138 @@ def test_a_diagnosis_that_raises_is_a_miss_and_not_a_crash(
     run, _ = judged(monkeypatch, tmp_path, a_seed("N1"), pairs["toy"], served, ValueError("no such row"))
     assert (run.scored, run.rank, run.verdict) == (True, None, "error")
     assert run.reason == "diagnosing: ValueError: no such row"
+
+
+# With less in the trace
+
+
+PROMPT, REQUESTS = 9, 10
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten requests with prompts of nine tokens, each row of which is emitted, received and drafted from."""
+    folder = tmp_path_factory.mktemp("thin") / "trace"
+    create_trace(folder, {"dtype": "float32"})
+    with (
+        Recorder(folder, role="target", strict=True) as target,
+        Recorder(folder, role="draft", strict=True) as draft,
+    ):
+        for request in range(REQUESTS):
+            at: dict[str, Any] = {"request": request, "pass_": 0, "position": np.arange(PROMPT)}
+            features = torch.full((PROMPT, 8), float(request)) + torch.arange(PROMPT)[:, None]
+            target.emitted(Keys(**at), token=[1] * PROMPT, slots=features, slot_width=4)
+            draft.received(Keys(**at), token=[1] * PROMPT, features=features, slot_width=4)
+            draft.drafted(Keys(**at), token=[1] * PROMPT)
+            deeper = Keys(request=request, pass_=0, position=[1], node=[0], depth=1)
+            draft.received(deeper, token=[1], state=torch.zeros(1, 4), parent=[8])
+            target.requests(
+                Keys(request=request, pass_=0, position=0, node=0),
+                id=str(request), prompt_tokens=[[1] * PROMPT], output_tokens=[[7, 8]], cached_prefix=0,
+                temperature=0.0, finish_reason="stop", rounds=0, correct_drafts=0, depth_limit=2,
+            )  # fmt: skip
+    return folder
+
+
+def through(folder: Path, name: str) -> ThinTrace:
+    [view] = [view for view in views(Trace.open(folder), a_seed("N1")) if view.name == name]
+    return ThinTrace(folder, view)
+
+
+@pytest.mark.parametrize(("percent", "left"), [(50, 5), (20, 2), (5, 1)])
+def test_a_share_of_the_requests_is_whole_and_says_nothing_of_the_others(
+    percent: int, left: int, recorded: Path
+) -> None:
+    trace = through(recorded, f"{percent} % of requests")
+    requests = np.unique(trace.rows("requests")["request"])
+    assert len(requests) == left
+    for family, rows in (("emitted", PROMPT), ("received", PROMPT + 1), ("drafted", PROMPT)):
+        assert np.array_equal(np.unique(trace.rows(family)["request"]), requests)
+        assert trace.account()[family].expected == len(trace.rows(family)) == rows * left
+    held = trace.rows("received", depth=0)
+    first = held["request"][:, None] + held["position"][:, None].astype(np.float32)
+    assert (held.tensor("features").numpy() == first).all()
+    assert trace.account().lost == 0 and Trace.open(recorded).account()["emitted"].recorded == PROMPT * REQUESTS
+
+
+def test_a_cut_prefix_is_missing_from_the_drafts_rows_of_text_alone(recorded: Path) -> None:
+    for name, requests in (("prefixes cut", REQUESTS), ("half of the prefixes cut", REQUESTS // 2)):
+        trace = through(recorded, name)
+        cut = np.unique(trace.rows("requests")["request"][: len(trace.view.cut)])
+        assert len(cut) == len(trace.view.cut) == requests
+        for request in range(REQUESTS):
+            first = PROMPT // 3 if request in trace.view.cut else 0
+            for family in ("received", "drafted"):
+                positions = trace.rows(family, request=request, depth=0)["position"]
+                assert positions.tolist() == list(range(first, PROMPT))
+            assert len(trace.rows("received", request=request, depth=1)) == 1
+            assert len(trace.rows("emitted", request=request)) == PROMPT
+
+
+def test_which_requests_are_left_hangs_on_the_seed_alone(recorded: Path) -> None:
+    def drawn(seed: Seed) -> list[frozenset[int]]:
+        return [view.requests for view in views(Trace.open(recorded), seed)]
+
+    assert drawn(a_seed("N1")) == drawn(a_seed("N1")) != drawn(a_seed("N3"))
+
+
+def test_recorded_facts_are_seen_as_the_trace_is(recorded: Path) -> None:
+    whole = read_recorded(recorded).facts
+    for view in views(Trace.open(recorded), a_seed("N1")):
+        trace = ThinTrace(recorded, view)
+        for family, facts in seen(view, whole).items():
+            rows = trace.rows(family)
+            columns = [rows[name].tolist() for name in ("request", "pass", "depth", "node", "position")]
+            assert sorted(zip(*columns, strict=True)) == sorted(fact[1:6] for fact in facts)
+
+
+def test_what_is_said_of_less_is_right_undecided_silent_or_wrong() -> None:
+    def came(seed: Seed, *causes: Cause, verdict: Verdict = Verdict.FAULT, sign: bool = True) -> str:
+        return thinned(seed, a_diagnosis(*causes, verdict=verdict), sign=sign).outcome
+
+    n3, both, fine = a_seed("N3"), a_seed("W3", "N3"), a_seed(kind="clean")
+    assert came(n3, a_cause("N3")) == came(n3, a_cause("N1", alike=("N3",))) == "right"
+    assert came(both, a_cause("N3"), a_cause("W3")) == "right"
+    assert came(both, a_cause("N3")) == "in part"
+    assert came(n3, a_cause("W1"), a_cause("N3")) == came(both, a_cause("W1")) == "wrong"
+    for verdict in (Verdict.INSUFFICIENT, Verdict.ENGINE_STATE):
+        assert came(n3, verdict=verdict) == "insufficient"
+    for verdict in (Verdict.HEALTHY, Verdict.WEAK_DRAFT, Verdict.OTHER_DATA):
+        assert came(n3, verdict=verdict) == "silent"
+        assert came(n3, verdict=verdict, sign=False) == "no sign"
+        assert came(fine, verdict=verdict) == "right"
+    assert came(fine, verdict=Verdict.INSUFFICIENT) == "insufficient"
+    assert came(fine, verdict=Verdict.ENGINE_STATE) == came(fine, a_cause("N3")) == "wrong"
+    assert thinned(n3, a_diagnosis(a_cause("N3"), a_cause("M1")), sign=True).others == ("M1",)
+    assert failed_view(ValueError("no\nrows")).said == "ValueError: no"
+
+
+def test_views_are_counted_and_all_but_right_ones_are_listed_with_what_was_said_of_the_whole() -> None:
+    seed, right, wrong = a_seed("N3"), a_diagnosis(a_cause("N3")), a_diagnosis(a_cause("M1"))
+    run = score(seed, right, real=2.0, seconds=1.0)
+    assert "thinned" not in run.to_json() and "thin" not in totals([run])
+    said = {"prefixes cut": thinned(seed, wrong, sign=True), "no target": thinned(seed, right, sign=True)}
+    found = document(
+        [replace(run, thinned={view: asdict(one) for view, one in said.items()}), run], command="", secs=0.0
+    )
+    assert found["totals"]["thin"] == {"prefixes cut": {"wrong": 1}, "no target": {"right": 1}}
+    page = render(json.loads(json.dumps(found))).partition("## With less in the trace")[2]
+    assert f"| prefixes cut | {' | '.join('01'[one == 'wrong'] for one in OUTCOMES)} |" in page
+    assert "| prefixes cut | wrong | M1 (1.00) | N3 | evidence |" in page and page.count("wrong |") == 2
+
+
+def test_every_view_is_diagnosed_blind_and_without_the_target_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pairs: dict[str, Pair], recorded: Path
+) -> None:
+    asked: list[Any] = []
+
+    def diagnose(*given: Any) -> Diagnosis:
+        asked.append(given)
+        return a_diagnosis(verdict=Verdict.HEALTHY)
+
+    monkeypatch.setattr(FakeStage, "record", lambda self, seed, pair, **_: shutil.copytree(recorded, tmp_path / "t"))
+    stage = FakeStage(tmp_path, repaired=Recorded(3.0, {"received": []}))
+    run = Judge(stage, diagnose, thin=True).run(a_seed("N1"), pairs["toy"])
+    assert len(asked) == 1 + len(run.thinned) == 7
+    assert [target for _, _, target in asked] == [pairs["toy"].target] * 6 + [None]
+    assert {one["outcome"] for one in run.thinned.values()} == {"silent"}

@@ -6,7 +6,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from scoreboard.pairs import Pair
 from scoreboard.scoring import Run, failed, score, unscored
 from scoreboard.seeds import Seed
 from scoreboard.stage import Recorded, Stage, believed, read, remove, same_values
+from scoreboard.thin import Thinned, ThinTrace, View, failed_view, seen, thinned, views
 
 from spectrace.engine.checkpoint import DraftCheckpoint, read_draft
 from spectrace.replay.diagnosis import Diagnosis
@@ -22,19 +23,23 @@ from spectrace.tracer.trace import Trace
 
 __all__ = ["Diagnose", "Judge"]
 
-Diagnose = Callable[[Trace, DraftCheckpoint, Path], Diagnosis]
-"""A trace, the draft that the team believes it serves, the target's folder: nothing else is known to it."""
+Diagnose = Callable[[Trace, DraftCheckpoint, Path | None], Diagnosis]
+"""A trace, the draft that the team believes it serves, the target's folder if given: nothing else is known to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """`keep` gets every trace and what was said of it; `page` turns a diagnosis into the text that a user reads."""
+    """`keep` gets every trace and what was said of it; `page` turns a diagnosis into the text that a user reads.
+
+    With `thin` what is diagnosed is diagnosed again with less in the trace.
+    """
 
     stage: Stage
     diagnose: Diagnose
     level: Level = Level.FEATURES
     keep: Path | None = None
     page: Callable[[Path, Diagnosis], str] | None = None
+    thin: bool = False
 
     def run(self, seed: Seed, pair: Pair) -> Run:
         """Score one seed. What raises becomes part of the record."""
@@ -62,7 +67,8 @@ class Judge:
             return failed(seed, error, while_="diagnosing", scored=True)
         seconds = time.perf_counter() - started
         self._keep(seed, trace, found)
-        return score(seed, found, real=real, seconds=seconds, each=each)
+        run = score(seed, found, real=real, seconds=seconds, each=each)
+        return replace(run, thinned=self._thinned(seed, pair, trace, recorded)) if self.thin else run
 
     def _compare(
         self, seed: Seed, pair: Pair, trace: Path
@@ -82,10 +88,33 @@ class Judge:
             each[id] = one.acceptance
         return recorded, repaired.acceptance, each, ""
 
+    def _thinned(self, seed: Seed, pair: Pair, trace: Path, recorded: Recorded) -> dict[str, dict[str, Any]]:
+        """What is said of each view of the trace."""
+        repaired = self.stage.repaired(seed, pair).facts if seed.faults else {}
+        found = {}
+        for view in views(Trace.open(trace), seed):
+            sign = seen(view, recorded.facts) != seen(view, repaired)
+            found[view.name] = asdict(self._through(view, seed, pair, trace, sign=sign))
+        return found
+
+    def _through(self, view: View, seed: Seed, pair: Pair, trace: Path, *, sign: bool) -> Thinned:
+        checkpoint = read_draft(believed(self.stage, seed, pair))
+        try:
+            found = self.diagnose(ThinTrace(trace, view), checkpoint, pair.target if view.target else None)
+        except Exception as error:
+            return failed_view(error)
+        if self.keep and self.page:
+            (self._kept(seed) / f"{view.name}.txt").write_text(self.page(trace, found), "utf-8")
+        return thinned(seed, found, sign=sign)
+
+    def _kept(self, seed: Seed) -> Path:
+        assert self.keep
+        return self.keep / re.sub("[^A-Za-z0-9.,+-]+", "_", seed.name)
+
     def _keep(self, seed: Seed, trace: Path, found: Diagnosis | Exception) -> None:
         if not self.keep:
             return
-        folder = self.keep / re.sub("[^A-Za-z0-9.,+-]+", "_", seed.name)
+        folder = self._kept(seed)
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(trace, folder / "trace")
         if isinstance(found, Exception):

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from scoreboard.thin import OUTCOMES
+
 __all__ = ["render"]
 
 _HEAD = """# Scoreboard
@@ -35,6 +37,7 @@ def render(document: Mapping[str, Any]) -> str:
         _section("Clean runs", _clean([run for run in runs if run["fault"] is None])),
         _section("Missed", _missed(runs)),
         _section("Not scored", _unscored(runs)),
+        _section("With less in the trace", _thin(runs, found.get("thin", {}))),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -137,6 +140,29 @@ def _unscored(runs: Sequence[Mapping[str, Any]]) -> str:
     left = [run for run in runs if not run["scored"]]
     rows = ((*_seeded(run), run["reason"]) for run in left)
     return _table(("fault", "pair", "seed", "where", "variant", "why"), rows) if left else "Nothing."
+
+
+_LISTED = ("in part", "no sign", "silent", "wrong", "raised")
+_THIN = """
+*In part*: of several faults one comes first, and not all are named. *Insufficient*: no cause is named, and it is not
+said that all is well. *Silent*: it is, though the rows show what was seeded; *no sign*: they do not, they are those of
+the repaired run. *Wrong*: a cause comes first that is not there. No trace here says that rows are missing."""
+
+
+def _thin(runs: Sequence[Mapping[str, Any]], counts: Mapping[str, Mapping[str, int]]) -> str:
+    """Counts by view, and every view of which something wrong was said, or nothing."""
+    rows = ((view, *(str(found.get(outcome, 0)) for outcome in OUTCOMES)) for view, found in counts.items())
+    listed = [
+        (*_seeded(run), view, said["outcome"], _said(said), run["named"] or run["verdict"], said["said"])
+        for run in runs for view, said in run.get("thinned", {}).items() if said["outcome"] in _LISTED
+    ]  # fmt: skip
+    columns = ("fault", "pair", "seed", "where", "variant", "trace", "outcome", "said", "of the whole trace", "because")
+    parts = (_table(("trace", *OUTCOMES), rows), _THIN.strip(), _table(columns, listed))
+    return "\n\n".join(part for part in parts if part) if counts else ""
+
+
+def _said(said: Mapping[str, Any]) -> str:
+    return f"{said['named']} ({said['confidence']:.2f})" if said["named"] else said["verdict"]
 
 
 def _seeded(run: Mapping[str, Any]) -> tuple[str, ...]:

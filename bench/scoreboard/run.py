@@ -96,10 +96,11 @@ def _page(trace: Path, found: Diagnosis) -> str:
 @click.option("--threads", default=1, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=_DOCS, help="Gets scoreboard.json and .md.")
 @click.option("--require", type=float, help="Fail where fewer are named first, or a clean run is called broken.")
+@click.option("--thin", is_flag=True, help="Diagnose again with less in each trace, and without the target.")
 @click.option("--list", "listed", is_flag=True, help="Only say what would run.")
 def main(
     numbers: tuple[int, ...], only: tuple[str, ...], few: bool, names: str | None, keep: Path | None, level: str,
-    budget: float, threads: int, out: Path, require: float | None, listed: bool,
+    budget: float, threads: int, out: Path, require: float | None, thin: bool, listed: bool,
 ) -> None:  # fmt: skip
     """Seed, record, diagnose, score."""
     torch.set_num_threads(threads)
@@ -110,8 +111,8 @@ def main(
         if listed:
             return _list(seeds)
         with Stage(Path(folder), threads=threads) as stage:
-            judge = Judge(stage, _blind(budget), level=Level[level.upper()], keep=keep, page=_page)
-            command = " ".join(("make scoreboard", *_arguments(numbers, only, few, names)))
+            judge = Judge(stage, _blind(budget), level=Level[level.upper()], keep=keep, page=_page, thin=thin)
+            command = " ".join(("make scoreboard", *_arguments(numbers, only, few, names, thin)))
             runs = _all(judge, seeds, {pair.name: pair for pair in pairs}, out, command)
     found = totals(runs)
     _QUIET.print(f"{found['first']} of {found['scored']} named first, {found['false_alarms']} false alarms; {out}")
@@ -126,10 +127,10 @@ def _hush() -> None:
     logging.disable_progress_bar()
 
 
-def _arguments(numbers: Sequence[int], only: Sequence[str], few: bool, names: str | None) -> list[str]:
+def _arguments(numbers: Sequence[int], only: Sequence[str], few: bool, names: str | None, thin: bool) -> list[str]:
     """How to have the same again."""
     options = [f"--seed {number}" for number in numbers] + [f"--only {one}" for one in only]
-    options += ["--quick"] * few + ([f"--pairs {names}"] if names else [])
+    options += ["--quick"] * few + ["--thin"] * thin + ([f"--pairs {names}"] if names else [])
     return [f'ARGS="{" ".join(options)}"']
 
 

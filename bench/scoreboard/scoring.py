@@ -25,7 +25,7 @@ class Run:
 
     `fault` is an id, a list of them, or None where the run is clean. `real` is the acceptance length after the real
     repair, `each` of several faults what repairing it alone comes to: foretold and real. `edit_right` says of a wrong
-    config whether the edit has the right numbers in it.
+    config whether the edit has the right numbers in it. `thinned` is what was said with less in the trace, by view.
     """
 
     fault: str | list[str] | None
@@ -48,6 +48,7 @@ class Run:
     edit_right: bool | None = None
     ranks: Mapping[str, int | None] = field(default_factory=dict)
     each: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    thinned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def clean(self) -> bool:
@@ -73,7 +74,8 @@ class Run:
         return abs(self.predicted - self.real) if told else None  # type: ignore[operator]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        found = asdict(self)
+        return found if self.thinned else {name: value for name, value in found.items() if name != "thinned"}
 
 
 def _begun(seed: Seed) -> dict[str, Any]:
@@ -191,7 +193,15 @@ def totals(runs: Iterable[Run]) -> dict[str, Any]:
         "stacked": _stacked([run for run in runs if run.stacked]),
         "by_id": {id: _of_id([run for run in faults if run.fault == id]) for id in _ids(faults)},
         "one_pair_only": [id for id in _ids(faults) if len({r.pair for r in scored if r.fault == id}) < 2],
+        **({"thin": _thin(runs)} if any(run.thinned for run in runs) else {}),
     }
+
+
+def _thin(runs: Sequence[Run]) -> dict[str, dict[str, int]]:
+    """By view, how often each outcome came."""
+    views = dict.fromkeys(view for run in runs for view in run.thinned)
+    outcomes = {view: [run.thinned[view]["outcome"] for run in runs if view in run.thinned] for view in views}
+    return {view: {one: found.count(one) for one in sorted(set(found))} for view, found in outcomes.items()}
 
 
 def _ids(runs: Sequence[Run]) -> list[str]:
