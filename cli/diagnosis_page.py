@@ -276,7 +276,9 @@ def _indented(part: RenderableType) -> Padding:
 
 
 def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    """A sentence's first letter; a path keeps its own."""
+    path = "/" in text.split(maxsplit=1)[0] if text else False
+    return text if path else text[:1].upper() + text[1:]
 
 
 def _command(command: str) -> RenderableType:

@@ -62,6 +62,15 @@ def test_the_fix_is_foretold_exactly(demo: dict[str, Any]) -> None:
     assert demo["wrong"]["wiring"] == [3, 16, 27]
 
 
+def test_the_mistake_is_named_and_its_repair_is_worth_the_right_run(demo: dict[str, Any]) -> None:
+    found = demo["diagnosis"]
+    assert found["verdict"] == "fault"
+    [cause] = found["causes"]
+    assert (cause["fault"], cause["variant"]) == ("W3", "engine")
+    assert cause["predicted_acceptance"] == demo["right"]["acceptance_length"]
+    assert "--wiring 3,16,27" in cause["fix"]
+
+
 def test_the_right_wiring_is_worth_what_the_readme_says(demo: dict[str, Any]) -> None:
     right, wrong = demo["right"], demo["wrong"]
     assert right["acceptance_length"] >= 1.75

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from toy.language import Language
 from toy.switches import prompts
 from toy.target import TARGET
 from toy.train import DRAFT
@@ -37,12 +39,12 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
     root = tmp_path_factory.mktemp("diagnosed")
     with Deployment(TARGET, DRAFT, threads=1) as pair:
 
-        def record(*faults: str, draft: Path = DRAFT, **changes: Any) -> Trace:
+        def record(*faults: str, draft: Path = DRAFT, asked: Any = None, **changes: Any) -> Trace:
             if pair.draft_folder != draft:
                 pair.swap(TARGET, draft)
             folder = root / str(len(list(root.iterdir())))
             serving = Serving(**{"depth": 3, "max_new": 40, "concurrency": 4, **changes, "faults": faults})
-            assert not pair.serve(prompts(12), serving, trace=folder).losses
+            assert not pair.serve(asked or prompts(12), serving, trace=folder).losses
             return Trace.open(folder)
 
         yield record
@@ -138,6 +140,22 @@ def test_a_config_that_the_engine_obeys_is_found_wrong_by_what_the_draft_was_tra
     assert cause.predicted_acceptance == served(healthy)
     [key] = change
     assert key in cause.fix and str(wrong) in cause.fix
+
+
+def test_a_wiring_that_is_wrong_in_two_slots_is_found_slot_by_slot(record: Record, tmp_path: Path) -> None:
+    wrong = edited(tmp_path / "wrong", **{IDS: [0, 0, 3]})
+    [cause] = told(record(draft=wrong, max_new=64, asked=prompts(24)), wrong).causes
+    assert "(0, 0, 3) where (0, 3, 4) is right" in cause.title
+    assert "[0, 3, 4]" in cause.fix
+
+
+def test_text_unlike_the_draft_s_training_is_no_fault_of_the_config(record: Record) -> None:
+    """Some wrong switches foretell such text better, and significantly so."""
+    random, letters = np.random.default_rng(5), Language.drawn().letters
+    asked = [random.choice(letters, 26).tolist() for _ in range(24)]
+    found = told(record(asked=asked, max_new=64))
+    assert found.causes == ()
+    assert found.verdict in (Verdict.HEALTHY, Verdict.WEAK_DRAFT)
 
 
 def test_without_true_boundaries_what_cannot_be_decided_is_not(record: Record, healthy: Trace) -> None:
