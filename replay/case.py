@@ -1,6 +1,7 @@
 """What a diagnosis works on: a trace, the draft that the team believes it serves, and what both say of each other."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
@@ -68,7 +69,7 @@ class Case:
     @property
     def configured(self) -> Configuration | None:
         """The reading that the believed checkpoint and its config mean."""
-        if self.model is None:
+        if self.model is None or not self.configured_wiring:
             return None
         wiring = tuple(Slot(boundary) for boundary in self.configured_wiring)
         return Configuration(self.checkpoint.spec, self.model.state_dict(), wiring)
@@ -83,7 +84,11 @@ class Case:
 
 def open_case(trace: Trace, checkpoint: DraftCheckpoint, target: Path | None) -> Case:
     """Read everything that decides a diagnosis; raises UserError for a target that does not fit the draft."""
-    dtype = getattr(torch, str(trace.manifest.get("dtype", "float32")))
+    dtype = getattr(torch, str(trace.manifest.get("dtype", "float32")), None)
+    if not isinstance(dtype, torch.dtype):
+        raise UserError(
+            f"{trace.folder}: dtype {trace.manifest.get('dtype')!r} in its manifest; expected one of torch's"
+        )
     model, why = None, ""
     try:
         model = build_draft(checkpoint, target=target, dtype=dtype)
@@ -108,10 +113,11 @@ def open_case(trace: Trace, checkpoint: DraftCheckpoint, target: Path | None) ->
 
 def _shared(spec: DraftSpec, target: Path) -> Iterator[tuple[str, Tensor]]:
     """What of the target could be in the place of something that is the draft's own."""
-    if spec.own_embedding:
-        yield "embedding", read_embedding(target)
-    if spec.own_head:
-        yield "head", read_head(target)
+    with suppress(UserError):  # under names that are not known
+        if spec.own_embedding:
+            yield "embedding", read_embedding(target)
+        if spec.own_head:
+            yield "head", read_head(target)
 
 
 def _layers(trace: Trace) -> int | None:

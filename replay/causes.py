@@ -80,24 +80,32 @@ def found_alone(case: Case, evidence: Evidence) -> list[Broken]:
 
 def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Broken]:
     """Everything that is wrong, what is proven by the trace alone first; one entry for one link."""
-    found = [_from_finding(case, evidence, finding, readings) for finding in evidence.findings]
-    known = {one.fault for one in found}
-    for one in (*_wiring(case, readings), *_computing(case, readings)):
-        if one.fault in known or known & set(one.alike):
-            found = [_joined(other, one) if other.fault in (one.fault, *one.alike) else other for other in found]
+    confirmed = readings.trained is not None and "vocabulary map" not in {s.link for s in readings.trained.steps}
+    findings = [one for one in evidence.findings if not (one.variant == "checkpoint" and confirmed)]
+    found = [_from_finding(case, evidence, finding, readings) for finding in findings]
+    for one in (*_wiring(case, readings), *_scaled(case, readings), *_computing(case, readings)):
+        same = [other for other in found if other.proven and _is_same(other, one)]
+        if same:
+            found = [_joined(other, one) if other in same else other for other in found]
         else:
             found.append(one)
     return found
 
 
+def _is_same(finding: Broken, reading: Broken) -> bool:
+    """Whether a finding and a reading are about one thing: the same link, and faults that may be one."""
+    links = {finding.link, reading.link} - {""}
+    return len(links) == 1 and bool({finding.fault, *finding.alike} & {reading.fault, *reading.alike})
+
+
 def _joined(finding: Broken, reading: Broken) -> Broken:
-    """A finding that a reading confirms."""
+    """A finding that a reading confirms; what happened on the way to the draft keeps its own repair."""
     return Broken(
         finding.fault,
         finding.variant or reading.variant,
         finding.title,
         (*finding.evidence, *reading.evidence),
-        reading.edit,
+        finding.edit if finding.variant == "hand-off" else reading.edit,
         max(finding.confidence, reading.confidence),
         reading.link,
         finding.alike,
@@ -106,13 +114,16 @@ def _joined(finding: Broken, reading: Broken) -> Broken:
     )
 
 
-_OF_WEIGHTS = {"V": "vocabulary map", "P": "weights", "P2": "head", "P3": "embedding", "P4": "gate_up"}
+_OF_WEIGHTS = {
+    "V": "vocabulary map", "P": "weights", "P2": "head", "P3": "embedding", "P4": "weights", "N2": "norm before fc",
+    "W5": "wiring", "W6": "wiring",
+}  # fmt: skip
 
 
 def _from_finding(case: Case, evidence: Evidence, finding: Finding, readings: Readings | None) -> Broken:
     """A finding's cause; positions and tables that are wrong can be run so, too."""
     step = None
-    if readings:
+    if readings and finding.variant in ("", "engine"):
         steps = (*moving(), *mapping(readings.configured, None))
         step = next((one for one in reversed(steps) if one.fault == finding.fault), None)
     link = _OF_WEIGHTS.get(finding.fault, _OF_WEIGHTS.get(finding.fault[0], ""))
@@ -121,11 +132,11 @@ def _from_finding(case: Case, evidence: Evidence, finding: Finding, readings: Re
         finding.variant,
         finding.title,
         finding.evidence,
-        _weights_edit(case, evidence, finding, link) if link else _engine_edit(case, finding),
+        _weights_edit(case, evidence, finding, link) if link not in ("", "wiring") else _engine_edit(case, finding),
         finding.confidence,
         link=step.link if step else link,
         alike=finding.alike,
-        simulated=step is not None,
+        simulated=step is not None or finding.variant == "checkpoint",
         step=step,
         proven=True,
     )
@@ -141,7 +152,7 @@ def _weights_edit(case: Case, evidence: Evidence, finding: Finding, link: str) -
     who: Who = "config" if finding.variant == "checkpoint" else "conversion" if copied else "engine"
     return fix_switch(
         profile_of(case.trace.manifest),
-        link,
+        "gate_up" if finding.fault == "P4" else link,
         who=who,
         draft=case.checkpoint.folder,
         served=case.served_folder,
@@ -166,11 +177,26 @@ def _wiring(case: Case, readings: Readings) -> Iterator[Broken]:
         yield _unknown_slots(case, readings)
 
 
+def _scaled(case: Case, readings: Readings) -> Iterator[Broken]:
+    """Slots that hold their boundary multiplied by something."""
+    scaled = [match for match in readings.matches if match.held and match.scale != 1.0]
+    if scaled:
+        slots = ", ".join(f"{match.shown.slot} ({match.shown.best})" for match in scaled)
+        edit = fix_hand_off(profile_of(case.trace.manifest), "D2")
+        evidence = tuple(_slot_evidence(match) for match in scaled)
+        yield Broken("D2", "scaled", f"slots are multiplied: {slots}", evidence, edit, 0.95, "scale", simulated=False)
+
+
 def _wrong_wiring(case: Case, readings: Readings, right: tuple[Slot, ...], wrong: tuple[Slot, ...], who: Who) -> Broken:
     (fault, variant, title), alike = name_wiring(right, wrong, case.layers or 0)
     profile, served = profile_of(case.trace.manifest), case.served_wiring
+    configured = readings.configured.wiring
     if any(slot.view != other.view for slot, other in zip(right, wrong, strict=True)):
         edit = fix_hand_off(profile, fault, variant)
+    elif who == "engine" and right != configured:
+        said = _wrong_wiring(case, readings, right, configured, "config").edit
+        obey = f"and have the engine obey it: it delivers {_listed(wrong)} where the config says {_listed(configured)}"
+        edit = Edit(f"{said.text}; {obey}", said.command)
     else:
         edit = fix_wiring(
             profile,
@@ -186,7 +212,7 @@ def _wrong_wiring(case: Case, readings: Readings, right: tuple[Slot, ...], wrong
         evidence.append(_trained_evidence(readings, "wiring"))
     return Broken(
         fault, variant or who, f"{title}: {_listed(wrong)} where {_listed(right)} is right", tuple(evidence), edit,
-        0.99, "wiring", alike,
+        0.99 if all(match.exact for match in readings.matches) else 0.9, "wiring", alike,
     )  # fmt: skip
 
 
@@ -220,14 +246,14 @@ def _unknown_slots(case: Case, readings: Readings) -> Broken:
     everything = all(match.everything for match in wrong)
     said = "no boundary of the target, with or without residual or final norm"
     return Broken(
-        "W8" if everything else "W1",
-        "" if everything else "unknown",
+        "D2" if everything else "W1",
+        "captured" if everything else "unknown",
         f"slot {slots} holds {said if everything else 'another boundary than configured; which one is not known'}",
         tuple(_slot_evidence(match) for match in readings.matches),
-        fix_hand_off(profile_of(case.trace.manifest), "W8"),
+        fix_hand_off(profile_of(case.trace.manifest), "D2" if everything else "W8"),
         0.5,
         "wiring",
-        ("W9",) if everything else ("W2", "W3", "W4", "W5", "W6", "W8"),
+        ("W8", "W9") if everything else ("W2", "W3", "W4", "W5", "W6", "W8"),
         simulated=False,
     )
 

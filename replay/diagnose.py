@@ -39,6 +39,7 @@ __all__ = ["Trained", "diagnose"]
 _ENGINE_ROWS = 2048  # depth-0 rows on which hypotheses about the engine are tried
 _CHOOSING_ROWS, _TRUE_ROWS = 768, 6144  # true rows on which training is read, and on which acceptance is foretold
 _TRUE_BYTES = 384 << 20
+_FEWEST_ANSWERS = 64  # tokens of answers that confirm what a draft was trained for; of fewer nothing is sure
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,9 @@ def _truth(case: Case, reference: Trace | None) -> Truth:
         if trace is not None and len(trace.rows("reference")):
             sources.append(Recorded(trace, case.texts, own))
     if reference is not None and not len(reference.rows("reference")):
-        raise UserError(f"{reference.folder}: no reference rows in it; record it with --capture BOUNDARIES")
+        raise UserError(f"{reference.folder}: no reference rows in it; record it with --capture all")
+    if reference is not None and not any(sources[-1].covers(request) for request in case.texts):
+        raise UserError(f"{reference.folder}: none of the trace's requests is in it whole; record the same prompts")
     layers = case.layers
     if case.target is not None:
         again = Recomputed(case.target, dtype=case.dtype)
@@ -137,6 +140,7 @@ class _Lab:
                 self._ladder(readings, plan),
                 self._coverage(served, plan, readings),
                 self._notes(readings),
+                self.clock.skipped,
             )
         )
 
@@ -144,7 +148,8 @@ class _Lab:
         """The rows to replay; None where the trace keeps no features, or no whole request."""
         served = read_served(self.case.trace, gaps=self.evidence.last_only)
         first = served.received.take(served.received["depth"] == 0)
-        if not len(served.requests) or not first.has("features").all():
+        first = first.take(first.has("features"))
+        if not len(first):
             return None
         width = self.case.checkpoint.spec.features_width
         found = first.take(slice(0, 1)).tensor("features").shape[1]
@@ -153,7 +158,8 @@ class _Lab:
                 f"{self.case.trace.folder}: received features are {found} wide, but fc of "
                 f"{self.case.checkpoint.folder} takes {width}: the trace is of another draft"
             )
-        return served
+        whole = np.isin(served.requests, np.unique(first["request"]))
+        return replace(served, requests=served.requests[whole]) if whole.any() else None
 
     def _plan(self, served: Served | None) -> Plan:
         """Halves alternate by request, so that both see the whole time of the trace."""
@@ -181,8 +187,10 @@ class _Lab:
         if self.evidence.masked or not self.truth.sources:
             return ()
         rows = faithful_rows(self.case.trace)
-        rows = rows if len(rows) else self.case.trace.rows("received", live=True, depth=0, rank=0)
-        if not len(rows) or not rows.has("features").all():
+        if not len(rows) and (not self.evidence.hand_off.compared or self.evidence.only_cast):
+            rows = self.case.trace.rows("received", live=True, depth=0, rank=0)
+        rows = rows.take(rows.has("features"))
+        if not len(rows) or self.evidence.misplaced:
             return ()
         width = self.case.checkpoint.spec.target_width
         return identify(rows, self.truth, configured.wiring, coarse=self.case.coarse, width=width)
@@ -191,7 +199,7 @@ class _Lab:
         if served is None:
             return None
         chosen = served.requests[np.isin(served.requests, plan.engine)]
-        return read_engine(
+        found = read_engine(
             configured,
             lambda at: computing(at, self.case.shared),
             [served.inputs(chosen)],
@@ -201,12 +209,15 @@ class _Lab:
             tolerance=self.case.tolerance,
             clock=self.clock,
         )
+        return found if len(found.configured.met) else None
 
     def _training(
         self, configured: Configuration, matches: Sequence[Match], plan: Plan, foreteller: Foreteller
     ) -> TrainedReading | None:
         truth = self.truth
         if not plan.choosing or not plan.confirming or not all(truth.has(slot) for slot in configured.wiring):
+            return None
+        if sum(len(truth.texts[request].output) for request in plan.confirming) < _FEWEST_ANSWERS:
             return None
         slots = {Slot(boundary) for boundary in truth.known()} | set(configured.wiring)
         slots |= {match.held for match in matches if match.held} | {Slot(truth.layers or 0, View.NORMED)}
@@ -250,6 +261,7 @@ class _Lab:
             "requests": {name: len(requests) for name, requests in asdict(plan).items()},
             "requests finished": len(self.case.texts),
             "answers replayed": len(readings.engine.configured.met) if readings and readings.engine else 0,
+            "requests without all their draft rows": len(served.incomplete) if served else 0,
             "hypotheses tried": self.clock.tried,
             "hypotheses left untried for want of time": self.clock.skipped,
         }
@@ -260,6 +272,12 @@ class _Lab:
             notes.append(f"nothing was replayed: {self.case.why_no_model}")
         if readings and not readings.matches:
             notes.append(f"which boundaries the slots hold is not decided: {self._why_no_matches()}")
+        for link, one in readings.table().items() if readings else ():
+            if one.engine is not None and one.engine == one.trained != one.configured:
+                notes.append(
+                    f"{link}: configured is {one.configured}, but the engine did {one.engine}, and for that the draft "
+                    f"was trained: two mistakes make up for each other"
+                )
         return tuple(notes)
 
     def _why_no_matches(self) -> str:

@@ -9,7 +9,7 @@ __all__ = ["Cause", "Diagnosis", "Identified", "Reading", "Verdict"]
 
 
 class Verdict(StrEnum):
-    """`WEAK_DRAFT` and `OTHER_DATA` are named only where the draft's trained accuracy was given to tell them apart."""
+    """`WEAK_DRAFT` stands for other data, too, where no trained accuracy was given to tell them apart."""
 
     HEALTHY = "healthy"
     WEAK_DRAFT = "weak_draft"

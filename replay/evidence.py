@@ -38,6 +38,24 @@ class Evidence:
         return not any(finding.fault[0] in "MXDW" for finding in self.findings)
 
     @property
+    def only_cast(self) -> bool:
+        """Whether all that happened to the features on their way is a cast: their values are still near."""
+        return all(finding.fault == "D1" for finding in self.hand_off.findings)
+
+    @property
+    def misplaced(self) -> bool:
+        """Whether rows of text do not stand at the positions that they say."""
+        return any((finding.fault, finding.variant) == ("R1", "text") for finding in self.findings)
+
+    @property
+    def missing(self) -> str:
+        """What lacks of the rows that the draft was fed, without the recording having said so; empty if nothing."""
+        counts = self.invariants.counts
+        if self.last_only or counts.excused or not counts.gaps:
+            return ""
+        return f"{counts.gaps} requests lack {counts.missing} rows that a draft must have been fed to serve them"
+
+    @property
     def masked(self) -> bool:
         """Whether what was received does not tell what the target captured."""
         return any(finding.masks for finding in self.findings)

@@ -62,7 +62,7 @@ class Foreteller:
         model = configuration.build()
         wired = [self._fitting(text.wired(configuration.wiring)) for text in texts]
         found: list[Foretold] = []
-        for block in blocks([one for one in wired if len(one) >= len(one.text.prompt)]):
+        for block in blocks([one for one in wired if len(one) > len(one.text.prompt)]):
             run = self._drawn if self.emitted else self._chosen
             found += run(model, block, configuration.steps)
         return found

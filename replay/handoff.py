@@ -206,7 +206,7 @@ def _finding(search: HashSearch, one: _Explanation) -> Finding:
         evidence=tuple(evidence),
         confidence=round(covered / rows, 3),
         alike=one.alike,
-        masks=one.masks,
+        masks=one.masks and 2 * covered > len(search.mine),
     )
 
 

@@ -112,7 +112,7 @@ def _fused(norm: FuseNorm, at: Configuration) -> Configuration:
 
 def _rope(spec: DraftSpec) -> Iterator[Hypothesis]:
     rope = spec.rope
-    near = (rope.theta * factor for factor in (0.25, 0.5, 2.0, 4.0))
+    near = (rope.theta * factor for factor in (0.25, 0.5, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0))
     for theta in sorted({*_THETAS, *near} - {rope.theta}):
         changed = replace(rope, theta=theta)
         yield Hypothesis("rope theta", "R3", f"RoPE's theta is {theta:g}", _switched(rope=changed))
@@ -142,10 +142,10 @@ def _weights(at: Configuration, shared: Mapping[str, Tensor]) -> Iterator[Hypoth
     for name, part in _ADDERS.items():
         yield _put("weights", "P1", name, "zero", f"{name}.weight", torch.zeros_like, variant=part)
     head, embedding = shared.get("head"), shared.get("embedding")
-    if head is not None and at.spec.own_head and head.shape[1] == at.spec.width:
+    if head is not None and head.shape[1] == at.spec.width and len(head) >= at.spec.draft_vocab:
         first = head[: at.spec.draft_vocab]
         yield _put("head", "P2", "the head", "the target's first rows", "head.weight", partial(_instead, first))
-    if embedding is not None and at.spec.own_embedding and embedding.shape[1] == at.spec.width:
+    if embedding is not None and embedding.shape == at.tensors["embedding.weight"].shape:
         yield _put("embedding", "A1", "the embedding", "the target's", "embedding.weight", partial(_instead, embedding))
 
 

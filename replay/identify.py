@@ -51,6 +51,8 @@ def identify(
         return ()
     texts = truth.read(requests, candidates)
     mine = _rows_of(received.where(request=requests), texts)
+    if not len(mine):
+        return ()
     features = mine.tensor("features").float()
     if features.shape[1] % width:
         return ()
@@ -122,7 +124,9 @@ class _Matching:
         error, scale = errors[best]
         others = [one for one in order if one != best and errors[one][0] > max(2 * error, self.tolerance / 10)]
         other_error = errors[others[0]][0] if others else float("inf")
-        near = error <= self.tolerance or (error <= _NEAR and other_error >= _CLEAR * error)
+        clear = other_error >= _CLEAR * error
+        near = error <= self.tolerance and (clear or self.tolerance == _EXACT)
+        near = near or (self.everything and error <= _NEAR and clear)
         shown = Identified(
             slot=at,
             configured="" if own is None else str(own),
@@ -142,7 +146,9 @@ def _scaled(scale: float) -> str:
 
 
 def _error(slot: Tensor, true: Tensor) -> tuple[float, float]:
-    """The median error and the scale; a slot of zeros matches nothing."""
+    """The median error over finite rows, and the scale; a slot of zeros matches nothing."""
+    finite = slot.isfinite().all(1)
+    slot, true = slot[finite], true[finite]
     product, square = (slot * true).sum(), true.square().sum()
     scale = float(product / square) if float(square) else 0.0
     if abs(scale - 1) <= _SCALED:

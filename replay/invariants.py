@@ -191,7 +191,10 @@ def _positions(depths: list[_Depth]) -> list[Finding]:
         return []
     rows = sum(len(one.offsets) for one in depths)
     usual = [_usual(one.offsets) for one in depths]
-    share = sum(int((one.offsets == usual[at]).sum()) for at, one in enumerate(depths)) / rows
+    # Where most rows stand right, the few that do not are no pattern: the finding is as sure as they are many.
+    right = all(offset == one.depth for offset, one in zip(usual, depths, strict=True))
+    alike = sum(int((one.offsets == usual[at]).sum()) for at, one in enumerate(depths))
+    share = (wrong if right else alike) / rows
     beyond = {offset - one.depth for offset, one in zip(usual, depths, strict=True)}
     told = f"{wrong} of {rows} rows below the text do not stand as many places beyond it as they are deep"
     places_ = ", ".join(f"{offset:+d} at depth {one.depth}" for offset, one in zip(usual, depths, strict=True))

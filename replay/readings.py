@@ -116,8 +116,8 @@ def read_engine(
 
 
 def _fresh(hypotheses: Iterable[Hypothesis], steps: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """Those that do not undo what was decided; a wiring may be found slot by slot."""
-    taken = {step.link for step in steps} - {"wiring"}
+    """Those that do not undo what was decided; a wiring may be found slot by slot, a number ever closer."""
+    taken = {step.link for step in steps} - {"wiring", "rope theta"}
     return [one for one in hypotheses if one.link not in taken]
 
 

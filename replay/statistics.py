@@ -1,4 +1,7 @@
-"""How sure a difference is: paired bootstrap over requests, since rows of one request are not independent."""
+"""How sure a difference is: paired bootstrap over requests, since rows of one request are not independent.
+
+Where requests are few, over stretches of them: neighbours hang together, places far apart little.
+"""
 
 from collections.abc import Sequence
 
@@ -10,14 +13,19 @@ __all__ = ["Interval", "paired_interval", "ratio_interval"]
 Float = npt.NDArray[np.float64]
 Interval = tuple[float, float]
 _DRAWS = 1000
+_FEW_REQUESTS, _STRETCH, _FEWEST = 8, 16, 6
 _SEED = 0
 
 
 def paired_interval(one: Sequence[Float], other: Sequence[Float], *, sure: float = 0.99) -> Interval:
-    """The interval of mean(one) - mean(other), both given request by request, value by value."""
-    sums = np.array([(a - b).sum() for a, b in zip(one, other, strict=True)])
-    counts = np.array([len(a) for a in one], np.float64)
-    return ratio_interval(sums, counts, sure=sure)
+    """The interval of mean(one) - mean(other), both given request by request, value by value; NaN of too few values."""
+    differences = [a - b for a, b in zip(one, other, strict=True) if len(a)]
+    if len(differences) < _FEW_REQUESTS:
+        differences = [part for each in differences for part in np.array_split(each, max(len(each) // _STRETCH, 1))]
+    if len(differences) < _FEWEST:
+        return float("nan"), float("nan")
+    sums = np.array([each.sum() for each in differences])
+    return ratio_interval(sums, np.array([len(each) for each in differences], np.float64), sure=sure)
 
 
 def ratio_interval(above: Float, below: Float, *, sure: float = 0.95) -> Interval:

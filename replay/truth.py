@@ -129,6 +129,7 @@ class Recorded:
         self.trace = trace
         self.boundaries = {int(b) for facts in trace.writers.values() for b in facts.get("capture", ())}
         reference = trace.rows("reference", live=True, rank=0)
+        reference = reference.take(reference.has("boundaries"))
         self._rows: Rows = reference.take(became_text(reference, trace.rows("verified", accepted=True)))
         theirs = read_texts(trace)
         self._twin = {request: request for request in texts} if own else _twins(texts, theirs)
@@ -137,7 +138,7 @@ class Recorded:
         }
 
     def has(self, slot: Slot) -> bool:
-        return slot.view is View.STREAM and slot.boundary in self.boundaries
+        return slot.view is View.STREAM and slot.boundary in self.boundaries and len(self._rows) > 0
 
     def covers(self, request: int) -> bool:
         return bool(self._found([request]))
@@ -186,6 +187,8 @@ class Recomputed:
         self.layers = len(self.model.layers)
 
     def has(self, slot: Slot) -> bool:
+        if slot.view is View.BRANCH and slot.boundary:
+            return slot.boundary <= self.layers and hasattr(self.model.layers[slot.boundary - 1], "mlp")
         return 0 <= slot.boundary <= self.layers
 
     def covers(self, request: int) -> bool:
@@ -249,8 +252,9 @@ class Delivered:
     def __init__(self, trace: Trace, wiring: Sequence[Slot], width: int) -> None:
         self.name = "what the draft was delivered, taken for its configured boundaries"
         self.wiring, self.width = tuple(wiring), width
-        self._rows = trace.rows("received", live=True, depth=0, rank=0)
-        self._lengths = dict(zip(*np.unique(self._rows["request"], return_counts=True), strict=True))
+        rows = trace.rows("received", live=True, depth=0, rank=0)
+        self._rows = rows.take(rows.has("features"))
+        self._lengths = _run_from_start(self._rows)
 
     def has(self, slot: Slot) -> bool:
         return slot in self.wiring
@@ -260,8 +264,18 @@ class Delivered:
 
     def read(self, texts: Mapping[int, Text], slots: Collection[Slot]) -> Mapping[int, Mapping[Slot, Tensor]]:
         needed = {request: min(int(self._lengths[request]), len(text.tokens) - 1) for request, text in texts.items()}
-        found = {}
+        found: dict[int, Mapping[Slot, Tensor]] = {}
         for request, rows in first_rows(self._rows, needed):
             parts = torch.split(rows.tensor("features"), self.width, dim=1)
             found[request] = {slot: parts[self.wiring.index(slot)] for slot in slots}
         return found
+
+
+def _run_from_start(rows: Rows) -> dict[int, int]:
+    """How many rows each request has from position 0 without a gap."""
+    found: dict[int, int] = {}
+    for request in np.unique(rows["request"]).tolist():
+        positions = np.unique(rows["position"][rows["request"] == request])
+        whole = positions == np.arange(len(positions))
+        found[request] = int(whole.argmin()) if not whole.all() else len(positions)
+    return {request: count for request, count in found.items() if count}

@@ -31,6 +31,7 @@ class Outcome:
     ladder: Ladder | None
     coverage: Mapping[str, Any]
     notes: tuple[str, ...]
+    untried: int
 
 
 def insufficient(case: Case, why: str, command: str) -> Diagnosis:
@@ -58,22 +59,34 @@ def conclude(outcome: Outcome) -> Diagnosis:
 
 def _verdict(outcome: Outcome) -> tuple[Verdict, list[str]]:
     readings = outcome.readings
-    if outcome.causes:
-        return Verdict.FAULT, []
     engine = readings.engine if readings else None
+    unexplained = engine is not None and not engine.explained
+    if outcome.causes:
+        accounted = any(cause.fault[0] == "P" for cause in outcome.causes)
+        lines = _unexplained(outcome) if unexplained and not accounted else []
+        return Verdict.FAULT, ["what is named does not account for everything", *lines] if lines else []
+    if outcome.untried:
+        return Verdict.INSUFFICIENT, [f"{outcome.untried} hypotheses were not tried for want of time: raise --budget"]
     if readings is None or engine is None:
-        return Verdict.INSUFFICIENT, ["what the draft computed could not be replayed, so nothing is known of it"]
-    if not engine.explained:
-        return _unexplained(outcome)
-    if readings.trained is None:
-        return Verdict.INSUFFICIENT, [
-            "the engine computed what the config says, on what it was delivered; whether that is what the draft was "
-            "trained on takes true boundaries"
-        ]
+        return Verdict.INSUFFICIENT, ["no served answer could be held against a replay, so nothing is known of them"]
+    if outcome.evidence.missing:
+        return Verdict.INSUFFICIENT, [outcome.evidence.missing]
+    if unexplained:
+        return Verdict.ENGINE_STATE, _unexplained(outcome)
+    if readings.trained is None or not readings.matches:
+        obeyed = "the engine computed what the config says, on what it was delivered"
+        return Verdict.INSUFFICIENT, [obeyed, *_undecided(outcome)]
     return _how_good(outcome)
 
 
-def _unexplained(outcome: Outcome) -> tuple[Verdict, list[str]]:
+def _undecided(outcome: Outcome) -> list[str]:
+    """Why it is not known what the draft was trained for, or what it was delivered."""
+    if outcome.case.target is None:
+        return ["whether that is what the draft was trained on takes true boundaries"]
+    return ["the finished answers are too few or too short to tell what the draft was trained for"]
+
+
+def _unexplained(outcome: Outcome) -> list[str]:
     """Inputs agree, outputs do not: said as closely as the trace allows."""
     assert outcome.readings and outcome.readings.engine
     found = outcome.readings.engine.configured
@@ -89,8 +102,7 @@ def _unexplained(outcome: Outcome) -> tuple[Verdict, list[str]]:
             f"the first stage to part is {stage.stage} at depth {stage.depth}, {stage.rows - stage.equal} of "
             f"{stage.rows} rows"
         )
-    lines += found.patterns()
-    return Verdict.ENGINE_STATE, lines
+    return lines + found.patterns()
 
 
 def _how_good(outcome: Outcome) -> tuple[Verdict, list[str]]:
@@ -142,7 +154,7 @@ def record_again(case: Case) -> str:
 
 
 def ranked(causes: Sequence[Cause]) -> tuple[Cause, ...]:
-    """What costs most first; what was proven comes before what was inferred where nothing is foretold."""
+    """What costs most first; of equals, what is surest."""
 
     def gain(cause: Cause) -> float:
         if cause.predicted_acceptance is None or cause.served_acceptance is None:
