@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectrace.engine.checkpoint import DraftCheckpoint, build_draft, default_wiring, read_embedding, read_head
+from spectrace.engine.checkpoint import (
+    DraftCheckpoint,
+    build_draft,
+    default_wiring,
+    read_embedding,
+    read_head,
+    read_tensor,
+)
 from spectrace.engine.dialect import Wiring
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, MlaSpec, RopeKind, RopeSpec, Stream
@@ -72,7 +79,8 @@ class Case:
         if self.model is None or not self.configured_wiring:
             return None
         wiring = tuple(Slot(boundary) for boundary in self.configured_wiring)
-        return Configuration(self.checkpoint.spec, self.model.state_dict(), wiring)
+        spare = dict(_spare_norms(self.checkpoint, self.dtype))
+        return Configuration(self.checkpoint.spec, self.model.state_dict(), wiring, spare=spare)
 
     @property
     def configured_wiring(self) -> tuple[int, ...]:
@@ -109,6 +117,19 @@ def open_case(trace: Trace, checkpoint: DraftCheckpoint, target: Path | None) ->
         served_wiring=_wiring(trace.manifest),
         why_no_model=why,
     )
+
+
+def _spare_norms(checkpoint: DraftCheckpoint, dtype: torch.dtype) -> Iterator[tuple[FuseNorm, Tensor]]:
+    """Gains of norms before fc that lie in the folder unused."""
+    unused, slots = checkpoint.report.unused_tensors, checkpoint.spec.slots
+    for norm, names in (
+        (FuseNorm.WHOLE, ("input_norm.weight",)),
+        (FuseNorm.PER_SLOT, tuple(f"fc_norm.{slot}.weight" for slot in range(slots))),
+    ):
+        if set(names) <= set(unused):
+            gains = torch.cat([read_tensor(checkpoint.folder, (name,)) for name in names]).to(dtype)
+            if len(gains) == checkpoint.spec.features_width:
+                yield norm, gains
 
 
 def _shared(spec: DraftSpec, target: Path) -> Iterator[tuple[str, Tensor]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.rope import inverse_frequencies
-from spectrace.engine.spec import DraftSpec
+from spectrace.engine.spec import DraftSpec, FuseNorm
 
 __all__ = ["ADVANCING", "Configuration", "Slot", "Steps", "View"]
 
@@ -58,7 +58,8 @@ ADVANCING = Steps()
 class Configuration:
     """A draft's switches, weights (by `DraftModel`'s names), wiring and steps.
 
-    `said` names what was done to links that switches do not show, such as weights: link -> what it is now.
+    `said` names what was done to links that switches do not show, such as weights: link -> what it is now. `spare` are
+    gains of norms before fc [A*F] that the checkpoint holds and its config does not mention, by the norm they are of.
     """
 
     spec: DraftSpec
@@ -66,6 +67,7 @@ class Configuration:
     wiring: tuple[Slot, ...]
     steps: Steps = ADVANCING
     said: Mapping[str, str] = field(default_factory=dict)
+    spare: Mapping[FuseNorm, Tensor] = field(default_factory=dict)
 
     def build(self) -> DraftModel:
         """The draft, ready to run over these very tensors: nothing is copied."""

@@ -217,7 +217,8 @@ class _Lab:
         truth = self.truth
         if not plan.choosing or not plan.confirming or not all(truth.has(slot) for slot in configured.wiring):
             return None
-        if sum(len(truth.texts[request].output) for request in plan.confirming) < _FEWEST_ANSWERS:
+        halves = (plan.choosing, plan.confirming)
+        if any(sum(len(truth.texts[request].output) for request in half) < _FEWEST_ANSWERS for half in halves):
             return None
         slots = {Slot(boundary) for boundary in truth.known()} | set(configured.wiring)
         slots |= {match.held for match in matches if match.held} | {Slot(truth.layers or 0, View.NORMED)}
@@ -270,6 +271,10 @@ class _Lab:
         notes = []
         if self.case.why_no_model:
             notes.append(f"nothing was replayed: {self.case.why_no_model}")
+        if readings and readings.trained is None:
+            notes.append(
+                "lengths after a repair hold if features are what the config says, which is not known here"
+            )
         if readings and not readings.matches:
             notes.append(f"which boundaries the slots hold is not decided: {self._why_no_matches()}")
         for link, one in readings.table().items() if readings else ():

@@ -13,12 +13,17 @@ from spectrace.replay.weights import LoadedWeights, loaded_weights
 
 __all__ = ["Evidence", "gather"]
 
+_DOUBT = 0.5  # a cast that was not recognised
 _TABLE = frozenset({"V1", "V2", "V3", "V4", "V5"})
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Findings in the order of the data's path, and what was compared for them."""
+    """Findings in the order of the data's path, and what was compared for them.
+
+    `doubts` are rows that came with other hashes than were emitted, by no way that is known: changed, or rows of
+    requests that the trace lacks. They are no cause, and no health either.
+    """
 
     hand_off: HandOff
     invariants: Invariants
@@ -26,6 +31,7 @@ class Evidence:
     weights: LoadedWeights | None
     findings: tuple[Finding, ...]
     compared: Mapping[str, int]
+    doubts: tuple[Finding, ...] = ()
 
     @property
     def last_only(self) -> bool:
@@ -87,7 +93,9 @@ def gather(case: Case) -> Evidence:
         "loaded tensors compared": loaded.compared if loaded else 0,
         "pairs of draft id and token compared": mapped.pairs,
     }
-    return Evidence(handed, held, agreed, loaded, tuple(findings), compared)
+    doubts = tuple(one for one in findings if one.fault == "D1" and one.confidence <= _DOUBT)
+    certain = tuple(one for one in findings if one not in doubts)
+    return Evidence(handed, held, agreed, loaded, certain, compared, doubts)
 
 
 def _one_table(findings: Sequence[Finding]) -> list[Finding]:

@@ -75,7 +75,7 @@ def computing(at: Configuration, shared: Mapping[str, Tensor]) -> Iterator[Hypot
 
     `shared` are the target's "embedding" and "head", as far as they are known.
     """
-    yield from _switches(at.spec)
+    yield from _switches(at)
     yield from _rope(at.spec)
     yield from _weights(at, shared)
 
@@ -88,22 +88,23 @@ def _other(stream: Stream) -> Stream:
     return Stream.PRE_NORM if stream is Stream.POST_NORM else Stream.POST_NORM
 
 
-def _switches(spec: DraftSpec) -> Iterator[Hypothesis]:
+def _switches(at: Configuration) -> Iterator[Hypothesis]:
+    spec = at.spec
     residual, feedback = _other(spec.residual), _other(spec.feedback)
     yield Hypothesis("residual", "N1", f"the residual is {residual}", _switched(residual=residual))
     yield Hypothesis("feedback", "N3", f"what is fed back is {feedback}", _switched(feedback=feedback), deeper=True)
-    for norm in FuseNorm:
-        if norm is not spec.fuse_norm:
-            yield Hypothesis("norm before fc", "N2", f"the norm before fc is {norm}", partial(_fused, norm))
+    # A checkpoint that has norms has them for one of the two ways; one that has none may have lost either.
+    others = [FuseNorm.NONE] if spec.fuse_norm is not FuseNorm.NONE else at.spare or [FuseNorm.WHOLE, FuseNorm.PER_SLOT]
+    for norm in others:
+        yield Hypothesis("norm before fc", "N2", f"the norm before fc is {norm}", partial(_fused, norm))
     if spec.features_width == spec.width:
         yield Hypothesis("fc", "M2", "fc is skipped", _switched(projects=not spec.projects))
 
 
 def _fused(norm: FuseNorm, at: Configuration) -> Configuration:
-    """The same weights under another norm before fc; ones where there were none."""
-    names = sorted(name for name in at.tensors if name.startswith("fuse_norms."))
-    known = [at.tensors[name] for name in names] or [at.tensors["fc.weight"].new_ones(at.spec.features_width)]
-    gains = torch.cat(known)
+    """The same weights under another norm before fc; with gains of one where there are none."""
+    names = [name for name in at.tensors if name.startswith("fuse_norms.")]
+    gains = at.spare.get(norm, at.tensors["fc.weight"].new_ones(at.spec.features_width))
     parts = {FuseNorm.NONE: [], FuseNorm.WHOLE: [gains], FuseNorm.PER_SLOT: list(gains.chunk(at.spec.slots))}[norm]
     rest = {name: tensor for name, tensor in at.tensors.items() if name not in names}
     norms = {f"fuse_norms.{slot}.weight": gain for slot, gain in enumerate(parts)}
@@ -224,6 +225,10 @@ def feeding(at: Configuration, layers: int, known: Sequence[int]) -> Iterator[tu
             found[*own[:place], Slot(boundary), *own[place + 1 :]] = None
         if own[place].boundary == layers:
             found[*own[:place], Slot(layers, View.NORMED), *own[place + 1 :]] = None
+    for place in range(len(own) - 1):
+        if numbers[place] == numbers[place + 1]:  # one too many: another has fallen out behind
+            rest = (*own[:place], *own[place + 1 :])
+            found.update(dict.fromkeys((*rest, Slot(boundary)) for boundary in known))
     have = set(known)
     yield from (w for w in found if w != own and {slot.boundary for slot in w} <= have)
 

@@ -21,7 +21,7 @@ from spectrace.replay.reproduce import Reproduced, reproduce
 from spectrace.replay.statistics import Interval, paired_interval
 from spectrace.replay.truth import TrueText
 
-__all__ = ["Clock", "EngineReading", "Told", "TrainedReading", "read_engine", "read_training"]
+__all__ = ["SURPRISED", "Clock", "EngineReading", "Told", "TrainedReading", "read_engine", "read_training"]
 
 Float = npt.NDArray[np.float64]
 Around = Callable[[Configuration], Iterable[Hypothesis]]
@@ -33,7 +33,7 @@ _GAIN = 0.02  # of answers met: less is no step
 _FEW_ROWS = 160  # that tell whether a hypothesis is far worse
 _WALKED = 6  # screened hypotheses that are walked
 _SCREENED_SURE, _TRAINED_SURE = 2.0, 0.99
-_SURPRISED = 0.5  # nats: drafts run as trained, on data as trained, came to -0.8 to 0, on other data to 0.6 to 1.7
+SURPRISED = 0.5  # nats: drafts run as trained, on data as trained, came to -0.8 to 0, on other data to 0.6 to 1.7
 _WORTH = 0.02  # of an acceptance length: less is no cause
 
 
@@ -126,7 +126,8 @@ class TrainedReading:
     """What the draft was trained for: the steps from the configured reading, and the acceptance lengths of both.
 
     `gain` is the 99 % interval of what the steps add to the mean run length on requests that did not choose them;
-    `surprise` is that of the draft so run (`Foreteller.surprise`).
+    `surprise` is that of the draft so run (`Foreteller.surprise`). `undecided` is a step that foretells the text better
+    on both halves, but not surely so: the text is too short, or unlike what the draft was trained on.
     """
 
     configuration: Configuration
@@ -136,6 +137,7 @@ class TrainedReading:
     surprise: float
     gain: Interval | None = None
     rivals: tuple[Hypothesis, ...] = field(default=())
+    undecided: Hypothesis | None = None
 
 
 def read_training(
@@ -155,7 +157,7 @@ def read_training(
     at, steps, rivals = configured, list[Hypothesis](), list[Hypothesis]()
     base = foreteller.walks(at, confirmed_on)
     plain = foreteller.surprise(at, confirmed_on)
-    best, gain = base, None
+    best, gain, undecided = base, None, None
     while len(steps) < _STACK:
         step = _best_step(at, _fresh(around(at), steps), foreteller, chosen_on, clock)
         if step is None:
@@ -165,16 +167,19 @@ def read_training(
         # That a link is wrong has to be sure; how it was right is then the best guess.
         again = step[0].link in {one.link for one in steps}
         interval = paired_interval(_runs(walked), _runs(best), sure=_TRAINED_SURE)
-        if not ((interval[0] > 0 or again) and _worth_it(walked, best)):
+        better = _worth_it(walked, best)
+        if not (better and (interval[0] > 0 or again)):
+            undecided = step[0] if better and not steps else None
             break
         at, best, gain = there, walked, gain if again else interval
         steps.append(step[0])
         rivals += step[1]
     surprise = foreteller.surprise(at, confirmed_on)
-    if steps and not surprise <= _SURPRISED:
+    if steps and not surprise <= SURPRISED:
+        undecided = steps[0] if surprise <= plain / 2 else None
         at, steps, rivals, best, gain, surprise = configured, [], [], base, None, plain
     lengths = acceptance_length(base), acceptance_length(best)
-    return TrainedReading(at, tuple(steps), *lengths, surprise, gain, tuple(rivals))
+    return TrainedReading(at, tuple(steps), *lengths, surprise, gain, tuple(rivals), undecided)
 
 
 def _best_step(

@@ -9,6 +9,7 @@ from spectrace.replay.causes import Readings
 from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
 from spectrace.replay.evidence import Evidence
 from spectrace.replay.ladder import Ladder
+from spectrace.replay.readings import SURPRISED
 from spectrace.replay.worth import Worth
 from spectrace.tracer.acceptance import Acceptance
 
@@ -67,15 +68,22 @@ def _verdict(outcome: Outcome) -> tuple[Verdict, list[str]]:
         return Verdict.FAULT, ["what is named does not account for everything", *lines] if lines else []
     if outcome.untried:
         return Verdict.INSUFFICIENT, [f"{outcome.untried} hypotheses were not tried for want of time: raise --budget"]
-    if readings is None or engine is None:
-        return Verdict.INSUFFICIENT, ["no served answer could be held against a replay, so nothing is known of them"]
     if outcome.evidence.missing:
         return Verdict.INSUFFICIENT, [outcome.evidence.missing]
+    if outcome.evidence.doubts:
+        return Verdict.INSUFFICIENT, [line for doubt in outcome.evidence.doubts for line in doubt.evidence]
+    if readings is None or engine is None:
+        return Verdict.INSUFFICIENT, ["no served answer could be held against a replay, so nothing is known of them"]
     if unexplained:
         return Verdict.ENGINE_STATE, _unexplained(outcome)
     if readings.trained is None or not readings.matches:
         obeyed = "the engine computed what the config says, on what it was delivered"
         return Verdict.INSUFFICIENT, [obeyed, *_undecided(outcome)]
+    if step := readings.trained.undecided:
+        return Verdict.INSUFFICIENT, [
+            f"the draft may have been trained otherwise than configured ({step.link}): it foretells these texts better "
+            "then, but they are too few, or too unlike those it was trained on, to be sure"
+        ]
     return _how_good(outcome)
 
 
@@ -116,6 +124,12 @@ def _how_good(outcome: Outcome) -> tuple[Verdict, list[str]]:
         if not _pays(served, worth):
             return Verdict.WEAK_DRAFT, ["the draft reaches its trained accuracy, and that is not enough to pay"]
         return Verdict.HEALTHY, ["the draft reaches its trained accuracy"]
+    trained = outcome.readings.trained if outcome.readings else None
+    if trained and trained.surprise > SURPRISED:
+        return Verdict.WEAK_DRAFT, [
+            f"these texts surprise the draft by {trained.surprise:.1f} nats more than it expects of them: it is surer "
+            "than it is right, as drafts are on other data than they were trained on"
+        ]
     if not _pays(served, worth):
         return Verdict.WEAK_DRAFT, [
             "a weak draft, or other data than it was trained on: a trace alone cannot part these two; with "
@@ -137,8 +151,9 @@ def _pays(served: Acceptance, worth: Worth) -> bool:
 
 def _next_command(outcome: Outcome, verdict: Verdict) -> str:
     case, readings = outcome.case, outcome.readings
-    if verdict is not Verdict.INSUFFICIENT:
-        return next((cause.command for cause in outcome.causes if cause.command), "")
+    first = next((cause.command for cause in outcome.causes if cause.command), "")
+    if verdict is not Verdict.INSUFFICIENT and (first or case.target is not None):
+        return first
     if case.target is None and (readings is None or readings.trained is None):
         return f"spectrace diagnose {case.trace.folder} --draft {case.checkpoint.folder} --target TARGET"
     return record_again(case)

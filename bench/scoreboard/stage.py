@@ -45,7 +45,8 @@ class Stage:
         self.folder, self.threads = folder, threads
         self._live: Deployment | None = None
         self._key: tuple[str, tuple[int, int]] | None = None
-        self._stack, self._edited, self._repaired = ExitStack(), dict[Edit, Path](), dict[object, Recorded]()
+        self._stack, self._repaired = ExitStack(), dict[object, Recorded]()
+        self._edited: dict[tuple[str, Edit], Path] = {}
         self._traces = 0
 
     def __enter__(self) -> "Stage":
@@ -75,10 +76,10 @@ class Stage:
     def edited(self, edit: Edit | None, pair: Pair) -> Path:
         """The pair's draft with something done to it."""
         assert edit
-        if edit not in self._edited:
+        if (pair.name, edit) not in self._edited:
             folder = self.folder / f"draft-{len(self._edited)}"
-            self._edited[edit] = edits.write(edit.apply(edits.read(pair.draft)), folder)
-        return self._edited[edit]
+            self._edited[pair.name, edit] = edits.write(edit.apply(edits.read(pair.draft)), folder)
+        return self._edited[pair.name, edit]
 
     def _serve(self, seed: Seed, pair: Pair, draft: Path, serving: Serving) -> Path:
         self._traces += 1

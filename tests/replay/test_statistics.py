@@ -7,7 +7,7 @@ from spectrace.replay.statistics import paired_interval, ratio_interval
 
 
 def test_a_difference_within_every_request_is_sure_however_much_requests_differ() -> None:
-    base = [np.full(20, level) for level in (0.0, 5.0, 1.0, 9.0)]
+    base = [np.full(40, level) for level in (0.0, 5.0, 1.0, 9.0)]
     low, high = paired_interval([one + 0.25 for one in base], base)
     assert low == pytest.approx(0.25) == high
 
@@ -24,6 +24,11 @@ def test_requests_are_drawn_whole() -> None:
     above = np.array([100.0, 0.0, 100.0, 0.0])
     low, high = ratio_interval(above, np.full(4, 100.0))
     assert low < 0.2 and high > 0.8
+
+
+def test_few_values_are_never_sure() -> None:
+    """One request agrees with itself however often it is drawn."""
+    assert all(np.isnan(paired_interval([np.ones(60)], [np.zeros(60)])))
 
 
 def test_nothing_has_no_interval() -> None:
