@@ -1,6 +1,6 @@
 """From readings and findings to causes: which link is broken, who is wrong about it, and the edit that repairs it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from spectrace.replay.case import Case
@@ -10,6 +10,7 @@ from spectrace.replay.evidence import Evidence
 from spectrace.replay.finding import Finding
 from spectrace.replay.hypotheses import LINKS, Hypothesis, mapping, moving
 from spectrace.replay.identify import Match
+from spectrace.replay.links import LINK_OF
 from spectrace.replay.profiles import Edit, Who, fix_hand_off, fix_switch, fix_wiring, profile_of
 from spectrace.replay.readings import EngineReading, TrainedReading
 from spectrace.replay.wirings import name_wiring
@@ -39,12 +40,12 @@ class Readings:
         """Every link as configured, as the engine had it, and as the draft was trained."""
         explained = self.engine if self.engine and self.engine.explained else None
         found = {}
-        for link, said in LINKS.items():
-            engine = said(explained.configuration) if explained else None
-            if link == "wiring":
+        for name, link in LINKS.items():
+            engine = link.read(explained.configuration) if explained else None
+            if name == "wiring":
                 engine = _listed(self.delivered) if self.delivered else None
-            trained = said(self.trained.configuration) if self.trained else None
-            found[link] = Reading(said(self.configured), engine, trained)
+            trained = link.read(self.trained.configuration) if self.trained else None
+            found[name] = Reading(link.read(self.configured), engine, trained)
         return found
 
 
@@ -114,27 +115,21 @@ def _joined(finding: Broken, reading: Broken) -> Broken:
     )
 
 
-_OF_WEIGHTS = {
-    "V": "vocabulary map", "P": "weights", "P2": "head", "P3": "embedding", "P4": "weights", "N2": "norm before fc",
-    "W5": "wiring", "W6": "wiring",
-}  # fmt: skip
-
-
 def _from_finding(case: Case, evidence: Evidence, finding: Finding, readings: Readings | None) -> Broken:
     """A finding's cause; positions and tables that are wrong can be run so, too."""
     step = None
     if readings and finding.variant in ("", "engine"):
         steps = (*moving(), *mapping(readings.configured, None))
         step = next((one for one in reversed(steps) if one.fault == finding.fault), None)
-    link = _OF_WEIGHTS.get(finding.fault, _OF_WEIGHTS.get(finding.fault[0], ""))
+    link = LINK_OF.get(finding.fault, "")
     return Broken(
         finding.fault,
         finding.variant,
         finding.title,
         finding.evidence,
-        _weights_edit(case, evidence, finding, link) if link not in ("", "wiring") else _engine_edit(case, finding),
+        _draft_edit(case, evidence, finding, link) if link in _OF_THE_DRAFT else _engine_edit(case, finding),
         finding.confidence,
-        link=step.link if step else link,
+        link=link,
         alike=finding.alike,
         simulated=step is not None or finding.variant == "checkpoint",
         step=step,
@@ -142,17 +137,20 @@ def _from_finding(case: Case, evidence: Evidence, finding: Finding, readings: Re
     )
 
 
+_OF_THE_DRAFT = frozenset(LINKS) - {"wiring", "positions", "fc"}
+
+
 def _engine_edit(case: Case, finding: Finding) -> Edit:
     return fix_hand_off(profile_of(case.trace.manifest), finding.fault, finding.variant)
 
 
-def _weights_edit(case: Case, evidence: Evidence, finding: Finding, link: str) -> Edit:
+def _draft_edit(case: Case, evidence: Evidence, finding: Finding, link: str) -> Edit:
     """By who is wrong: the checkpoint itself, the copy that was served, or the engine that loaded it."""
     copied = bool(evidence.weights and evidence.weights.other_files)
     who: Who = "config" if finding.variant == "checkpoint" else "conversion" if copied else "engine"
     return fix_switch(
         profile_of(case.trace.manifest),
-        "gate_up" if finding.fault == "P4" else link,
+        link,
         who=who,
         draft=case.checkpoint.folder,
         served=case.served_folder,
@@ -228,7 +226,7 @@ def _slot_evidence(match: Match) -> str:
 def _trained_evidence(readings: Readings, link: str) -> str:
     trained = readings.trained
     assert trained
-    said, gain = LINKS[link], trained.gain or (0.0, 0.0)
+    said, gain = LINKS[link].read, trained.gain or (0.0, 0.0)
     return (
         f"on true features the draft reaches acceptance length {_number(trained.best)} with {link} "
         f"{said(trained.configuration)}, and {_number(trained.configured)} as configured, {said(readings.configured)}; "
@@ -266,7 +264,7 @@ def _computing(case: Case, readings: Readings) -> Iterator[Broken]:
         done.add(step.link)
         right = trained.configuration if trained else readings.configured
         assert engine
-        if LINKS[step.link](right) != LINKS[step.link](engine.configuration):
+        if LINKS[step.link].read(right) != LINKS[step.link].read(engine.configuration):
             who: Who = "conversion" if _served_so(case, step.link, engine.configuration) else "engine"
             yield _wrong_link(case, readings, step, right, engine.configuration, who, _engine_evidence(engine, step))
     for step in trained.steps if trained else ():
@@ -281,9 +279,7 @@ def _served_so(case: Case, link: str, engine: Configuration) -> bool:
     if case.served_spec is None:
         return False
     served = Configuration(case.served_spec, engine.tensors, engine.wiring)
-    return link not in ("weights", "head", "embedding", "vocabulary map", "positions", "wiring") and (
-        LINKS[link](served) == LINKS[link](engine)
-    )
+    return LINKS[link].in_config and LINKS[link].read(served) == LINKS[link].read(engine)
 
 
 def _engine_evidence(engine: EngineReading, step: Hypothesis) -> tuple[str, ...]:
@@ -311,31 +307,23 @@ def _wrong_link(
     who: Who,
     evidence: tuple[str, ...],
 ) -> Broken:
-    said = _VALUES.get(step.link, LINKS[step.link])
+    link = LINKS[step.link]
     profile = profile_of(case.trace.manifest)
-    name = "gate_up" if step.fault == "P4" else step.link
     if step.link == "positions":
         edit = fix_hand_off(profile, step.fault, step.variant)
     else:
         edit = fix_switch(
             profile,
-            name,
+            step.link,
             who=who,
             draft=case.checkpoint.folder,
             served=case.served_folder,
-            right=said(right),
-            now=said(wrong),
+            right=link.to_write(right),
+            now=link.to_write(wrong),
         )
     rivals = (readings.trained if who == "config" else readings.engine) or None
     alike = dict.fromkeys((*step.alike, *(rival.fault for rival in (rivals.rivals if rivals else ()))))
-    title = f"{step.link}: {LINKS[step.link](wrong)}, where {LINKS[step.link](right)} is right"
+    title = f"{step.link}: {link.read(wrong)}, where {link.read(right)} is right"
     agreement = readings.engine.reproduced.agreement if readings.engine and who != "config" else 0.99
     others = tuple(fault for fault in alike if fault != step.fault)
     return Broken(step.fault, step.variant or who, title, evidence, edit, agreement, step.link, others, step=step)
-
-
-_VALUES: Mapping[str, Callable[[Configuration], object]] = {
-    "rope theta": lambda at: at.spec.rope.theta,
-    "rope scaling": lambda at: at.spec.rope,
-    "rope pairs": lambda at: at.spec.rope,
-}

@@ -7,14 +7,15 @@ from spectrace.replay.case import Case
 from spectrace.replay.finding import Finding
 from spectrace.replay.handoff import HandOff, hand_off
 from spectrace.replay.invariants import Invariants, invariants
+from spectrace.replay.links import LINK_OF
 from spectrace.replay.ranks import Ranks, ranks
 from spectrace.replay.vocabulary import lint_table, vocabulary
 from spectrace.replay.weights import LoadedWeights, loaded_weights
 
 __all__ = ["Evidence", "gather"]
 
+_TABLE = "vocabulary map"
 _DOUBT = 0.5  # a cast that was not recognised
-_TABLE = frozenset({"V1", "V2", "V3", "V4", "V5"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Evidence:
     @property
     def delivered_whole(self) -> bool:
         """Whether nothing is known to have happened to the features on their way to the draft."""
-        return not any(finding.fault[0] in "MXDW" for finding in self.findings)
+        return not any(LINK_OF.get(finding.fault) in ("hand-off", "wiring") for finding in self.findings)
 
     @property
     def only_cast(self) -> bool:
@@ -76,12 +77,14 @@ def gather(case: Case) -> Evidence:
         loaded = loaded_weights(trace, case.checkpoint, case.model, target=case.target)
     mapped = vocabulary(trace, case.checkpoint)
     weights = loaded.findings if loaded else ()
-    tables = [one for one in (*weights, *mapped.findings, *lint_table(case.checkpoint)) if one.fault in _TABLE]
+    tables = [
+        one for one in (*weights, *mapped.findings, *lint_table(case.checkpoint)) if LINK_OF.get(one.fault) == _TABLE
+    ]
     findings = [
         *agreed.findings,
         *handed.findings,
         *held.findings,
-        *(one for one in weights if one.fault not in _TABLE),
+        *(one for one in weights if LINK_OF.get(one.fault) != _TABLE),
         *_one_table(tables),
     ]
     compared = {

@@ -1,7 +1,7 @@
 """What can go wrong with a draft, as data: small named steps from one configuration to another, and how links read.
 
-A link is one thing that configuration, engine and training can each have their own way. A new hypothesis is one entry
-in one of the lists below; it says nothing of who is wrong, since the same step explains an engine or a config.
+A new hypothesis is one entry in one of the lists below; it says nothing of who is wrong, since the same step explains
+an engine or a config. A new link is one more of `LINKS`, and how an engine's profile edits it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from torch import Tensor
 from spectrace.engine.spec import DraftSpec, FuseNorm, MlaSpec, RopeKind, Stream
 from spectrace.replay.configuration import Configuration, Slot, Steps, View
 
-__all__ = ["LINKS", "Hypothesis", "computing", "feeding", "mapping", "moving"]
+__all__ = ["LINKS", "Hypothesis", "Link", "computing", "feeding", "mapping", "moving"]
 
 Apply = Callable[[Configuration], Configuration]
 _FAR, _THETAS = 4, tuple(float(f"{digit}e{power}") for power in range(2, 8) for digit in (1, 2, 2.5, 5))
@@ -49,25 +49,50 @@ def _scaling(at: Configuration) -> str:
     return "none" + scale if rope.kind is RopeKind.DEFAULT else f"{rope.kind} by {rope.factor:g}{scale}"
 
 
+def _pairs(at: Configuration) -> str:
+    return "interleaved" if at.spec.rope.interleaved else "halves"
+
+
 def _listed(slots: Sequence[Slot]) -> str:
     return f"({', '.join(map(str, slots))})"
 
 
-LINKS: Mapping[str, Callable[[Configuration], str]] = {
-    "wiring": lambda at: _listed(at.wiring),
-    "fc": lambda at: "applied" if at.spec.projects else "skipped",
-    "norm before fc": lambda at: str(at.spec.fuse_norm),
-    "residual": lambda at: str(at.spec.residual),
-    "feedback": lambda at: str(at.spec.feedback),
-    "rope theta": _theta,
-    "rope scaling": _scaling,
-    "rope pairs": lambda at: "interleaved" if at.spec.rope.interleaved else "halves",
-    "positions": lambda at: f"+{at.steps.first} to depth 1, +{at.steps.later} to each deeper",
-    "weights": lambda at: at.said.get("weights", "the checkpoint's"),
-    "head": lambda at: at.said.get("head", "the draft's own" if at.spec.own_head else "the target's"),
-    "embedding": lambda at: at.said.get("embedding", "the draft's own" if at.spec.own_embedding else "the target's"),
-    "vocabulary map": lambda at: at.said.get("vocabulary map", "the checkpoint's d2t, as offsets"),
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One thing that configuration, engine and training can each have their own way: how it reads, and as what value an
+    edit writes it. `in_config` links are decided by a draft's config alone; profiles know how to edit them by name.
+    """
+
+    read: Callable[[Configuration], str]
+    value: Callable[[Configuration], object] | None = None
+    in_config: bool = False
+
+    def to_write(self, at: Configuration) -> object:
+        """What an edit makes of it."""
+        return (self.value or self.read)(at)
+
+
+def _said(link: str, otherwise: str) -> Link:
+    return Link(lambda at: at.said.get(link, otherwise))
+
+
+LINKS: Mapping[str, Link] = {
+    "wiring": Link(lambda at: _listed(at.wiring)),
+    "fc": Link(lambda at: "applied" if at.spec.projects else "skipped"),
+    "norm before fc": Link(lambda at: str(at.spec.fuse_norm), in_config=True),
+    "residual": Link(lambda at: str(at.spec.residual), in_config=True),
+    "feedback": Link(lambda at: str(at.spec.feedback), in_config=True),
+    "rope theta": Link(_theta, lambda at: at.spec.rope.theta, in_config=True),
+    "rope scaling": Link(_scaling, lambda at: at.spec.rope, in_config=True),
+    "rope pairs": Link(_pairs, lambda at: at.spec.rope, in_config=True),
+    "positions": Link(lambda at: f"+{at.steps.first} to depth 1, +{at.steps.later} to each deeper"),
+    "weights": _said("weights", "the checkpoint's"),
+    "gate and up": _said("gate and up", "the checkpoint's"),
+    "head": _said("head", "the checkpoint's"),
+    "embedding": _said("embedding", "the checkpoint's"),
+    "vocabulary map": _said("vocabulary map", "the checkpoint's d2t, as offsets"),
 }
+"""By name, in the order of the data's path. Evidence, hypotheses, readings and profiles call them so."""
 
 
 def computing(at: Configuration, shared: Mapping[str, Tensor]) -> Iterator[Hypothesis]:
@@ -136,7 +161,7 @@ def _unscaled(at: Configuration) -> Configuration:
 
 
 def _weights(at: Configuration, shared: Mapping[str, Tensor]) -> Iterator[Hypothesis]:
-    yield Hypothesis("weights", "P4", "gate and up are swapped", _swapped)
+    yield Hypothesis("gate and up", "P4", "gate and up are swapped", _swapped)
     for norm in _NORMS:
         if not bool((at.tensors[f"{norm}.weight"] == 1).all()):
             yield _put("weights", "P1", norm, "all ones", f"{norm}.weight", torch.ones_like, variant="norm")
@@ -153,7 +178,7 @@ def _weights(at: Configuration, shared: Mapping[str, Tensor]) -> Iterator[Hypoth
 def _swapped(at: Configuration) -> Configuration:
     gate, up = "mlp.gate.weight", "mlp.up.weight"
     tensors = {**at.tensors, gate: at.tensors[up], up: at.tensors[gate]}
-    return replace(at, tensors=tensors, said={**at.said, "weights": "gate and up swapped"})
+    return replace(at, tensors=tensors, said={**at.said, "gate and up": "swapped"})
 
 
 def _put(

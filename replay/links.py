@@ -7,7 +7,7 @@ comparing with. That a symptom is the same does not say that the bug is.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["ENGINE_LINKS", "PUBLIC", "EngineLink", "public_note"]
+__all__ = ["ENGINE_LINKS", "LINK_OF", "PUBLIC", "EngineLink", "public_note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,18 @@ class EngineLink:
 
 _CAST = "hand features over in the precision they are computed in, or with a scale: they are cast through a smaller one"
 _BUFFER = "copy what is handed over out of any buffer that the next pass writes into"
+
+LINK_OF: Mapping[str, str] = {
+    **dict.fromkeys(("W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8", "W9"), "wiring"),
+    **dict.fromkeys(("M1", "M3", "X1", "X2", "X3", "X4", "D1", "D2"), "hand-off"),
+    **dict.fromkeys(("V1", "V2", "V3", "V4", "V5"), "vocabulary map"),
+    **dict.fromkeys(("P1", "P5", "P6", "P7", "P8"), "weights"),
+    **dict.fromkeys(("T1", "T2"), "tokens"),
+    **dict.fromkeys(("R1", "R2"), "positions"),
+    "M2": "fc", "N1": "residual", "N2": "norm before fc", "N3": "feedback", "P2": "head", "P3": "embedding",
+    "P4": "gate and up", "R3": "rope theta", "R4": "rope scaling", "R5": "rope pairs", "A1": "embedding",
+}  # fmt: skip
+"""The link that a fault breaks, by its id; ranks and verification are none of a draft's."""
 
 ENGINE_LINKS: Mapping[str, EngineLink] = {
     "W5": EngineLink("hand_off", "hand the slots over in the order of the wiring: they change places on their way"),

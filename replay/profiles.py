@@ -82,23 +82,14 @@ class Profile:
 
 
 _TENSORS = {
-    "table": ("the table from draft ids to tokens (tensor d2t)", "vocabulary"),
+    "vocabulary map": ("the table from draft ids to tokens (tensor d2t)", "vocabulary"),
     "head": ("the head (tensor lm_head.weight)", "load"),
     "embedding": ("the embedding (tensor embed_tokens.weight)", "load"),
     "weights": ("the weights", "load"),
-    "gate_up": ("the order of mlp.gate_proj and mlp.up_proj", "load"),
-    "projects": ("the projection of the features (tensor fc.weight)", "project"),
+    "gate and up": ("the order of mlp.gate_proj and mlp.up_proj", "load"),
+    "fc": ("the projection of the features (tensor fc.weight)", "project"),
 }
 """Links that tensors decide, and the stage of the engine's code that they belong to."""
-
-_ALIASES = {
-    "norm_before_residual": "residual", "norm_output": "feedback", "norm before fc": "fuse_norm",
-    "fc_norm": "fuse_norm", "norm_before_fc": "fuse_norm", "fc": "projects", "rope theta": "rope.theta",
-    "rope_theta": "rope.theta", "rope.kind": "rope.scaling", "rope scaling": "rope.scaling",
-    "rope_scaling": "rope.scaling", "rope pairs": "rope.interleaved", "rope_interleave": "rope.interleaved",
-    "vocabulary map": "table", "d2t": "table", "gate/up": "gate_up", "gate_up order": "gate_up",
-}  # fmt: skip
-"""Other names of the links: config keys, and readings as a diagnosis calls them."""
 
 _DRAFT = "spectrace.engine.draft.DraftModel"
 _STEP = "spectrace.engine.draft_shard.DraftShard.step"
@@ -135,7 +126,7 @@ _SWITCHES = {
         {Stream.PRE_NORM: {"norm_output": False}, Stream.POST_NORM: {"norm_output": True}},
         default=Stream.PRE_NORM,
     ),
-    "fuse_norm": Switch(
+    "norm before fc": Switch(
         "the norm before fc", "project",
         {
             FuseNorm.NONE: {"fc_norm": False, "norm_before_fc": False},
@@ -144,14 +135,14 @@ _SWITCHES = {
         },
         default=FuseNorm.NONE,
     ),
-    "rope.interleaved": Switch(
+    "rope pairs": Switch(
         "which elements RoPE rotates as pairs", "rope",
         {"interleaved": {"rope_interleave": True}, "halves": {"rope_interleave": False}},
         default="interleaved",
         note="the key is read for MLA drafts alone; all others rotate halves",
     ),
-    "rope.theta": Switch("RoPE's theta", "rope", key="rope_theta", default="10000"),
-    "rope.scaling": Switch("RoPE's scaling", "rope", key="rope_scaling", default="none"),
+    "rope theta": Switch("RoPE's theta", "rope", key="rope_theta", default="10000"),
+    "rope scaling": Switch("RoPE's scaling", "rope", key="rope_scaling", default="none"),
 }  # fmt: skip
 _IDS = (
     IdKey("eagle_aux_hidden_state_layer_ids", 0),
@@ -265,15 +256,14 @@ def fix_switch(
 ) -> Edit:
     """Make a link read `right` where it reads `now`.
 
-    `switch` is a link's name, one of `profile.switches` or of what tensors decide, under any of its usual names. RoPE's
-    scaling is best given as a `RopeSpec` or as the mapping that the config holds; other readings as they are printed.
+    `switch` is a link's name, one of `profile.switches` or of what tensors decide. RoPE's scaling is best given as a
+    `RopeSpec` or as the mapping that the config holds; other readings as they are printed.
     """
-    name = _ALIASES.get(switch, switch)
-    if name not in profile.switches:
-        return _fix_tensor(profile, name, who, draft, served, right, now)
+    if switch not in profile.switches:
+        return _fix_tensor(profile, switch, who, draft, served, right, now)
     if who == "conversion" and _same(draft, served):
         return _edited_since(profile, draft)
-    link = profile.switches[name]
+    link = profile.switches[switch]
     right, now = _reading(link, right), _reading(link, now)
     folder = (served or draft) if who == "conversion" else draft
     changes = _needed(_changes(link, right), _read(folder))

@@ -119,11 +119,11 @@ SWITCHES = [
     ("residual", Stream.PRE_NORM, {"norm_before_residual": True}, lambda spec: spec.residual),
     ("norm_output", Stream.POST_NORM, {"norm_output": False}, lambda spec: spec.feedback),
     ("norm before fc", FuseNorm.PER_SLOT, {"norm_before_fc": True}, lambda spec: spec.fuse_norm),
-    ("fuse_norm", FuseNorm.NONE, {"fc_norm": True}, lambda spec: spec.fuse_norm),
-    ("fuse_norm", FuseNorm.WHOLE, {}, lambda spec: spec.fuse_norm),
+    ("norm before fc", FuseNorm.NONE, {"fc_norm": True}, lambda spec: spec.fuse_norm),
+    ("norm before fc", FuseNorm.WHOLE, {}, lambda spec: spec.fuse_norm),
     ("rope theta", "500", {}, lambda spec: f"{spec.rope.theta:g}"),
-    ("rope.theta", 500.0, {"rope_parameters": {"rope_theta": 1.0}}, lambda spec: spec.rope.theta),
-    ("rope.theta", 500.0, {"rope_scaling": {"type": "linear", "factor": 2.0}}, lambda spec: spec.rope.theta),
+    ("rope theta", 500.0, {"rope_parameters": {"rope_theta": 1.0}}, lambda spec: spec.rope.theta),
+    ("rope theta", 500.0, {"rope_scaling": {"type": "linear", "factor": 2.0}}, lambda spec: spec.rope.theta),
     ("rope pairs", "halves", {}, lambda spec: "interleaved" if spec.rope.interleaved else "halves"),
     ("rope pairs", "interleaved", {"rope_interleave": False}, lambda s: ["halves", "interleaved"][s.rope.interleaved]),
     (
@@ -179,7 +179,7 @@ def test_an_engine_that_ignores_a_switch_is_to_be_looked_at_where_it_acts_on_it(
 
 
 @pytest.mark.parametrize("who", ["config", "engine", "conversion"])
-@pytest.mark.parametrize("link", ["vocabulary map", "d2t", "head", "embedding", "weights", "gate_up", "fc"])
+@pytest.mark.parametrize("link", ["vocabulary map", "head", "embedding", "weights", "gate and up", "fc"])
 def test_links_of_tensors_say_which_tensor_and_where(tmp_path: Path, who: Any, link: str) -> None:
     draft, served = tmp_path / "draft", tmp_path / "served"
     edit = fix_switch(OURS, link, who=who, draft=draft, served=served, right="THIS", now="THAT")
