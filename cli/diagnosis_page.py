@@ -18,7 +18,7 @@ from spectrace.replay.diagnosis import Cause, Diagnosis, Identified, Reading, Ve
 __all__ = ["render_causes", "render_diagnosis"]
 
 _WIDTH = 80
-_NOTES_FIRST = (Verdict.ENGINE_STATE, Verdict.INSUFFICIENT)
+_NOTES_LAST = (Verdict.FAULT,)
 _NOTHING = "Nothing is to be repaired"
 _MEANING = {
     Verdict.HEALTHY: f"{_NOTHING}: what the draft was fed and what it computed are what it was trained for, as far as "
@@ -26,11 +26,15 @@ _MEANING = {
     Verdict.WEAK_DRAFT: f"{_NOTHING}: the draft does what training reported, and that is too little. Train it further.",
     Verdict.OTHER_DATA: f"{_NOTHING}: fed rightly, the draft falls short of its trained accuracy, so these texts are "
     "other than those that it was trained on. Train it on texts like these.",
-    Verdict.FAULT: "Edit what is said below, and serve again.",
+    Verdict.FAULT: "Make the change that is said below, and serve again.",
     Verdict.ENGINE_STATE: "The draft was given what it should be given, and the engine made something else of it. No "
     "edit is known; where it happens, and where to look:",
     Verdict.INSUFFICIENT: "This trace cannot tell whether anything is broken. Why, and what to run next:",
 }
+_PROMISED = (
+    "If training promised more, give what it reported, step by step (--trained-accuracy 0.75,0.71,0.69): the same "
+    "accuracy is then measured on these texts."
+)
 _UNPARTED = (
     f"{_NOTHING} that this trace shows. A weak draft, or other data than it was trained on: a trace alone cannot part "
     "these two; with --trained-accuracy (per step, as training reported it) it can."
@@ -54,7 +58,7 @@ def render_diagnosis(trace: Path, diagnosis: Diagnosis) -> RenderableType:
     parts += _ladder(diagnosis.coverage.get("ladder"))
     parts += _worth(diagnosis.worth)
     parts += _coverage({name: value for name, value in diagnosis.coverage.items() if name != "ladder"})
-    if diagnosis.verdict not in _NOTES_FIRST:
+    if diagnosis.verdict in _NOTES_LAST:
         parts += _section("Notes", _bullets(diagnosis.notes)) if diagnosis.notes else []
     if diagnosis.next_command and diagnosis.next_command not in shown and diagnosis.verdict is not Verdict.INSUFFICIENT:
         parts += _section("Next", _command(diagnosis.next_command))
@@ -73,7 +77,7 @@ def _headline(trace: Path, diagnosis: Diagnosis) -> Iterator[RenderableType]:
     title, style = _TITLE[verdict]
     if verdict is Verdict.FAULT:
         count = len(diagnosis.causes)
-        title += f": {'one link is' if count == 1 else f'{count} links are'} broken"
+        title += f": {diagnosis.causes[0].title}" if count == 1 else f": {count} links are broken"
     elif verdict is Verdict.WEAK_DRAFT and not measured:
         title += ", or other data"
     yield Text(title, style=style)
@@ -82,8 +86,8 @@ def _headline(trace: Path, diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield Text(_UNPARTED if verdict is Verdict.WEAK_DRAFT and not measured else _MEANING[verdict])
     yield from _acceptance(diagnosis)
     if verdict is Verdict.HEALTHY and not measured:
-        yield Text("If training promised more: give --trained-accuracy, and the same is measured on these texts.")
-    if verdict in _NOTES_FIRST:
+        yield Text(_PROMISED)
+    if verdict not in _NOTES_LAST and diagnosis.notes:
         yield from (Text(), _bullets(diagnosis.notes))
     if verdict is Verdict.INSUFFICIENT and diagnosis.next_command:
         yield from (Text(), _command(diagnosis.next_command))
@@ -93,11 +97,14 @@ def _acceptance(diagnosis: Diagnosis) -> Iterator[Text]:
     now, then = diagnosis.served_acceptance, diagnosis.repaired_acceptance
     if now is None:
         return
-    line = f"Acceptance length (tokens that a round brings, the target's own one included): {now:.3f} now"
+    line = f"Acceptance length (mean tokens per verification, the bonus token included): {now:.3f} now"
     if diagnosis.causes and then is not None:
         every = "once it is repaired" if len(diagnosis.causes) == 1 else "once all are repaired"
         line += f", {then:.3f} {every}"
     yield Text(f"{line}.")
+    even = diagnosis.worth.get("break_even_acceptance")
+    if even is not None and now < even:
+        yield Text(f"That is below the break-even length of {even:.2f}: now, decoding without a draft is faster.")
 
 
 def _cause(number: int, cause: Cause) -> Iterator[RenderableType]:
@@ -132,8 +139,9 @@ def _readings(readings: Mapping[str, Reading]) -> Iterator[RenderableType]:
     for link, one in shown.items():
         table.add_row(*(Text(said or "not decided") for said in (link, one.configured, one.engine, one.trained)))
     legend = (
-        "C: what checkpoint and config mean. E: what the engine did. T: what the draft was trained for. Where C and E "
-        "agree and T differs, the config or checkpoint is wrong; where C and T agree and E differs, the engine is."
+        "C: what checkpoint and config mean. E: what the engine did, by replay and by value. T: what the draft "
+        "was trained for, found by running it on true features. Where C and E agree and T differs, the config or "
+        "checkpoint is wrong; where C and T agree and E differs, the engine is wrong."
     )
     same = [link for link in readings if link not in shown]
     said = f" No difference found in: {', '.join(same)}." if same else ""
@@ -156,7 +164,8 @@ def _slots(identified: Sequence[Identified]) -> Iterator[RenderableType]:
         table.add_row(*(Text(text) for text in texts), style="" if one.best == one.configured else "bold")
     legend = (
         "Slots are the parts of the draft's input, in order. Boundary b is the stream that enters the target's layer b "
-        "(0: the embedding). Errors are the largest difference over the row's largest value, median over rows."
+        "(0: the embedding), so the output of layer b-1. Errors are the largest difference over the row's largest "
+        "value, median over rows. Rows that were exchanged or changed on their way are left out here."
     )
     yield from _section("What the draft's input held, by value", table, Text(legend, style="dim"))
 
@@ -199,7 +208,11 @@ def _worth(worth: Mapping[str, Any]) -> Iterator[RenderableType]:
 def _round_lines(worth: Mapping[str, Any]) -> Iterator[str]:
     if (secs := worth.get("seconds_per_round")) is None:
         return
-    parts = [("target", "target_seconds"), ("draft", "draft_seconds"), ("the rest", "rest_seconds")]
+    parts = [
+        ("target", "target_seconds"),
+        ("draft", "draft_seconds"),
+        ("the rest (scheduling, sampling, recording)", "rest_seconds"),
+    ]
     told = ", ".join(f"{name} {_secs(worth[key])}" for name, key in parts if worth.get(key) is not None)
     line = f"A round takes {_secs(secs)}{f': {told}' if told else ''}."
     if worth.get("draft_share") is not None:
@@ -214,7 +227,7 @@ def _speed_lines(worth: Mapping[str, Any]) -> Iterator[str]:
         return
     after = [(name, one["tokens_per_second"]) for name, one in (worth.get("after") or {}).items()]
     told = "".join(f"; {speed:.1f} with {_repaired(name)}" for name, speed in after if speed is not None)
-    yield f"Tokens per second of one answer: {worth['tokens_per_second']:.1f} now{told}."
+    yield f"Tokens per second of one request: {worth['tokens_per_second']:.1f} now{told}."
 
 
 def _repaired(name: str) -> str:

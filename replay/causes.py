@@ -1,7 +1,7 @@
 """From readings and findings to causes: which link is broken, who is wrong about it, and the edit that repairs it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spectrace.replay.case import Case
 from spectrace.replay.configuration import Configuration, Slot
@@ -36,8 +36,11 @@ class Readings:
         held = [match.held for match in self.matches]
         return tuple(one for one in held if one) if held and all(held) else None
 
-    def table(self) -> dict[str, Reading]:
-        """Every link as configured, as the engine had it, and as the draft was trained."""
+    def table(self, broken: Sequence["Broken"] = ()) -> dict[str, Reading]:
+        """Every link as configured, as the engine had it, and as the draft was trained.
+
+        Of a link that the trace shows to be broken by itself, that is what the engine had.
+        """
         explained = self.engine if self.engine and self.engine.explained else None
         found = {}
         for name, link in LINKS.items():
@@ -46,6 +49,12 @@ class Readings:
                 engine = _listed(self.delivered) if self.delivered else None
             trained = link.read(self.trained.configuration) if self.trained else None
             found[name] = Reading(link.read(self.configured), engine, trained)
+        for one in broken:
+            if not one.proven or not one.link or one.variant == "checkpoint":
+                continue
+            said = LINKS[one.link].read(one.step.apply(self.configured)) if one.step else one.title
+            kept = found.get(one.link, Reading("as it should be", None, "as it should be"))
+            found[one.link] = replace(kept, engine=said)
         return found
 
 
@@ -285,8 +294,8 @@ def _served_so(case: Case, link: str, engine: Configuration) -> bool:
 def _engine_evidence(engine: EngineReading, step: Hypothesis) -> tuple[str, ...]:
     before, after = engine.configured, engine.reproduced
     lines = [
-        f"fed exactly what it was fed, the draft gives {before.agreement:.1%} of the {len(before.met)} served answers "
-        f"as configured, and {after.agreement:.1%} where {step.title}"
+        f"replayed on the inputs that were recorded, {before.agreement:.1%} of {len(before.met)} draft tokens come out "
+        f"as they were served, and {after.agreement:.1%} if {step.title}"
     ]
     if stage := before.first_stage():
         lines.append(

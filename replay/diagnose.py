@@ -25,6 +25,7 @@ from spectrace.replay.lab import read_drawn
 from spectrace.replay.ladder import Ladder, Trained, compare, target_choices, teacher_forced
 from spectrace.replay.readings import Clock, EngineReading, Told, TrainedReading, read_engine, read_training
 from spectrace.replay.repairs import foretell_repairs
+from spectrace.replay.trees import served_shape
 from spectrace.replay.truth import Delivered, Recomputed, Recorded, Source, Truth
 from spectrace.replay.verdict import Outcome, conclude, insufficient, ranked, record_again
 from spectrace.replay.vocabulary import rebuilt_table
@@ -141,6 +142,7 @@ class _Lab:
                 self._coverage(served, plan, readings),
                 self._notes(readings),
                 self.clock.skipped,
+                tuple(broken),
             )
         )
 
@@ -257,6 +259,7 @@ class _Lab:
     def _coverage(self, served: Served | None, plan: Plan, readings: Readings | None) -> dict[str, Any]:
         return {
             **self.evidence.compared,
+            "served with": self._served_with(),
             "true boundaries from": [source.name for source in self.truth.sources],
             "boundaries known": len(self.truth.known()),
             "requests": {name: len(requests) for name, requests in asdict(plan).items()},
@@ -284,6 +287,11 @@ class _Lab:
                     f"was trained: two mistakes make up for each other"
                 )
         return tuple(notes)
+
+    def _served_with(self) -> str:
+        shape, warmest = served_shape(self.case.trace), max(text.temperature for text in self.case.texts.values())
+        chain = "chains" if shape.topk == 1 else f"trees of {shape.nodes} nodes, {shape.topk} below each"
+        return f"{chain}, depth {shape.depth}, temperature {warmest:g}"
 
     def _why_no_matches(self) -> str:
         if self.evidence.masked:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spectrace.replay.case import Case
-from spectrace.replay.causes import Readings
+from spectrace.replay.causes import Broken, Readings
 from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
 from spectrace.replay.evidence import Evidence
 from spectrace.replay.ladder import Ladder
@@ -33,6 +33,7 @@ class Outcome:
     coverage: Mapping[str, Any]
     notes: tuple[str, ...]
     untried: int
+    broken: tuple[Broken, ...] = ()
 
 
 def insufficient(case: Case, why: str, command: str) -> Diagnosis:
@@ -47,7 +48,7 @@ def conclude(outcome: Outcome) -> Diagnosis:
     return Diagnosis(
         verdict=verdict,
         causes=outcome.causes,
-        readings=readings.table() if readings else {},
+        readings=readings.table(outcome.broken) if readings else {},
         identified=tuple(match.shown for match in readings.matches) if readings else (),
         served_acceptance=outcome.served.acceptance_length,
         repaired_acceptance=outcome.repaired,
@@ -101,8 +102,8 @@ def _unexplained(outcome: Outcome) -> list[str]:
     request, round_, position, depth = found.first_miss() or (-1, -1, -1, -1)
     rates = ", ".join(f"{rate:.1%}" for rate in found.by_depth())
     lines = [
-        f"fed exactly what it was fed, the draft does not give the answers that were served, and no hypothesis tried "
-        f"explains them: {found.agreement:.1%} of {len(found.met)} are met (by depth {rates})",
+        f"replayed on the inputs that were recorded, the draft does not give the tokens that were served, and no "
+        f"hypothesis tried explains them: {found.agreement:.1%} of {len(found.met)} come out (by depth {rates})",
         f"first at request {request}, round {round_}, position {position}, depth {depth}",
     ]
     if stage := found.first_stage():
@@ -127,15 +128,31 @@ def _how_good(outcome: Outcome) -> tuple[Verdict, list[str]]:
     trained = outcome.readings.trained if outcome.readings else None
     if trained and trained.surprise > SURPRISED:
         return Verdict.WEAK_DRAFT, [
-            f"these texts surprise the draft by {trained.surprise:.1f} nats more than it expects of them: it is surer "
-            "than it is right, as drafts are on other data than they were trained on"
+            f"rather other data than a weak draft: these texts surprise it by {trained.surprise:.1f} nats more than it "
+            f"expects (run as trained, on data as trained: 0 or less). --trained-accuracy would settle it"
         ]
     if not _pays(served, worth):
         return Verdict.WEAK_DRAFT, [
+            _why(served, worth),
             "a weak draft, or other data than it was trained on: a trace alone cannot part these two; with "
-            "--trained-accuracy, as training reported it, it can"
+            "--trained-accuracy, as training reported it, it can",
         ]
-    return Verdict.HEALTHY, []
+    return Verdict.HEALTHY, [_why(served, worth)]
+
+
+def _why(served: Acceptance, worth: Worth) -> str:
+    """What a verdict of good or weak rests on."""
+    if worth.break_even_acceptance is not None:
+        reached = "reaches" if _pays(served, worth) else "does not reach"
+        return f"acceptance length {_said(served)} {reached} the break-even length {worth.break_even_acceptance:.2f}"
+    first = served.conditional_rates[0] if served.conditional_rates else None
+    return "no break-even length is known; of first drafts " + (
+        "none was verified" if first is None else f"{first:.0%} are right"
+    )
+
+
+def _said(served: Acceptance) -> str:
+    return "-" if served.acceptance_length is None else f"{served.acceptance_length:.3f}"
 
 
 def _pays(served: Acceptance, worth: Worth) -> bool:

@@ -139,7 +139,8 @@ def test_readings_shown_are_the_wiring_and_those_that_differ() -> None:
 
 def test_worth_is_said_in_units_and_at_its_strength() -> None:
     words = _words(_page(FAULT))
-    assert "A round takes 106.7 ms: target 72.5 ms, draft 15.4 ms, the rest 18.8 ms." in words
+    rest = "the rest (scheduling, sampling, recording) 18.8 ms"
+    assert f"A round takes 106.7 ms: target 72.5 ms, draft 15.4 ms, {rest}." in words
     assert "9.8 now; 17.6 with W3 repaired." in words and "N3 repaired" not in words
     assert "1.17 at least" in words and "may be faster" in words
     estimated = replace(FAULT, worth={**FAULT.worth, "plain_from": "slope"})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from toy.language import Language
 from toy.switches import prompts
@@ -22,6 +23,7 @@ from spectrace.replay.diagnosis import Diagnosis, Verdict
 from spectrace.tracer.acceptance import acceptance_of_rows
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rows import Level
+from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
 Record = Callable[..., Trace]
@@ -156,6 +158,38 @@ def test_text_unlike_the_draft_s_training_is_no_fault_of_the_config(record: Reco
     found = told(record(asked=asked, max_new=64))
     assert found.causes == ()
     assert found.verdict in (Verdict.HEALTHY, Verdict.WEAK_DRAFT)
+
+
+class Forgetful(Trace):
+    """A trace whose draft answers something else at its last depth from a round on, as with a broken cache."""
+
+    first_round = 4
+    table: np.ndarray
+
+    def rows(self, family: str, **equals: object) -> Rows:
+        rows = super().rows(family, **equals)
+        if family != "drafted" or not len(rows):
+            return rows
+        ids = rows["draft_token"].copy()
+        late = (rows["round"] >= self.first_round) & (rows["depth"] == 2) & (ids >= 0)
+        ids[late] = (ids[late] + 7) % len(self.table)
+        changed = rows._table
+        for name, values in (("draft_token", ids), ("token", np.where(ids >= 0, self.table[ids], -1))):
+            at = changed.column_names.index(name)
+            field = changed.schema.field(at)
+            changed = changed.set_column(at, field, pa.array(values, field.type, mask=ids < 0))
+        return Rows(rows.family, changed, rows._writers, rows._segments)
+
+
+def test_answers_that_nothing_explains_are_the_engine_s_state_and_placed(healthy: Trace) -> None:
+    forgetful = Forgetful(healthy._found)
+    offsets = read_draft(DRAFT).tensors["d2t"].numpy()
+    forgetful.table = offsets + np.arange(len(offsets))
+    found = told(forgetful)
+    assert (found.verdict, found.causes) == (Verdict.ENGINE_STATE, ())
+    said = " ".join(found.notes)
+    assert f"round {Forgetful.first_round}, " in said
+    assert "up to round" in said
 
 
 def test_without_true_boundaries_what_cannot_be_decided_is_not(record: Record, healthy: Trace) -> None:
