@@ -93,7 +93,8 @@ def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Bro
     confirmed = readings.trained is not None and "vocabulary map" not in {s.link for s in readings.trained.steps}
     findings = [one for one in evidence.findings if not (one.variant == "checkpoint" and confirmed)]
     found = [_from_finding(case, evidence, finding, readings) for finding in findings]
-    for one in (*_wiring(case, readings), *_scaled(case, readings), *_computing(case, readings)):
+    values = () if evidence.cast else (*_unknown_slots(case, readings), *_scaled(case, readings))
+    for one in (*_wiring(case, readings), *values, *_computing(case, readings)):
         same = [other for other in found if other.proven and _is_same(other, one)]
         if same:
             found = [_joined(other, one) if other in same else other for other in found]
@@ -180,8 +181,6 @@ def _wiring(case: Case, readings: Readings) -> Iterator[Broken]:
         yield _wrong_wiring(case, readings, trained, delivered, who)
     elif trained != configured and delivered is None:
         yield _wrong_wiring(case, readings, trained, configured, "config")
-    elif delivered is None and any(match.contradicted for match in readings.matches):
-        yield _unknown_slots(case, readings)
 
 
 def _scaled(case: Case, readings: Readings) -> Iterator[Broken]:
@@ -247,12 +246,15 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _unknown_slots(case: Case, readings: Readings) -> Broken:
+def _unknown_slots(case: Case, readings: Readings) -> Iterator[Broken]:
+    """Slots that hold something else than configured, where it is not known what."""
     wrong = [match for match in readings.matches if match.contradicted]
+    if readings.delivered is not None or not wrong:
+        return
     slots = ", ".join(str(match.shown.slot) for match in wrong)
     everything = all(match.everything for match in wrong)
     said = "no boundary of the target, with or without residual or final norm"
-    return Broken(
+    yield Broken(
         "D2" if everything else "W1",
         "captured" if everything else "unknown",
         f"slot {slots} holds {said if everything else 'another boundary than configured; which one is not known'}",

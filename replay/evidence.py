@@ -50,6 +50,11 @@ class Evidence:
         return all(finding.fault == "D1" for finding in self.hand_off.findings)
 
     @property
+    def cast(self) -> bool:
+        """Whether features went through a narrower type on their way: their values are then near, or at its ends."""
+        return any(finding.fault == "D1" for finding in self.findings)
+
+    @property
     def misplaced(self) -> bool:
         """Whether rows of text do not stand at the positions that they say."""
         return any((finding.fault, finding.variant) == ("R1", "text") for finding in self.findings)
