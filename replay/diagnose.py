@@ -3,8 +3,8 @@
 Three readings are compared: what checkpoint and config mean, what the engine did, and what the draft was trained for.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +23,19 @@ from spectrace.replay.identify import Match, identify
 from spectrace.replay.inputs import Served, read_served
 from spectrace.replay.lab import read_drawn
 from spectrace.replay.ladder import Ladder, Trained, compare, target_choices, teacher_forced
+from spectrace.replay.plan import Plan, make_plan
 from spectrace.replay.readings import Clock, EngineReading, Told, TrainedReading, read_engine, read_training
 from spectrace.replay.repairs import foretell_repairs
 from spectrace.replay.trees import served_shape
 from spectrace.replay.truth import Delivered, Recomputed, Recorded, Source, Truth
 from spectrace.replay.verdict import Outcome, conclude, insufficient, ranked, record_again
 from spectrace.replay.vocabulary import rebuilt_table
-from spectrace.replay.wirings import name_wiring
 from spectrace.replay.worth import worth
 from spectrace.tracer.acceptance import acceptance_of_rows
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.trace import Trace
 
 __all__ = ["Trained", "diagnose"]
-
-_ENGINE_ROWS = 2048  # depth-0 rows on which hypotheses about the engine are tried
-_CHOOSING_ROWS, _TRUE_ROWS = 768, 6144  # true rows on which training is read, and on which acceptance is foretold
-_TRUE_BYTES = 384 << 20
-_FEWEST_ANSWERS = 64  # tokens of answers that confirm what a draft was trained for; of fewer nothing is sure
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Which requests serve for what: frozen before anything is run, and told as the diagnosis's coverage."""
-
-    engine: tuple[int, ...] = ()
-    choosing: tuple[int, ...] = ()
-    confirming: tuple[int, ...] = ()
-    foretelling: tuple[int, ...] = ()
 
 
 def diagnose(
@@ -82,11 +67,11 @@ def _lacking(case: Case) -> Diagnosis | None:
     """What a trace must have for anything to be said."""
     trace, again = case.trace, record_again(case)
     if not len(trace.rows("received")):
-        return insufficient(case, "no row that a draft received is in the trace: nothing was drafted", again)
+        return insufficient("no row that a draft received is in the trace: nothing was drafted", again)
     if not case.texts:
-        return insufficient(case, "no request has finished in the trace: record until at least one has", again)
+        return insufficient("no request has finished in the trace: record until at least one has", again)
     if not any(len(text.output) > 1 for text in case.texts.values()):
-        return insufficient(case, "no answer is longer than one token: nothing was verified; record longer ones", again)
+        return insufficient("no answer is longer than one token: nothing was verified; record longer ones", again)
     return None
 
 
@@ -120,7 +105,7 @@ class _Lab:
     def diagnosis(self) -> Diagnosis:
         case, evidence = self.case, self.evidence
         served = self._served()
-        plan = self._plan(served)
+        plan = make_plan(served, self.truth, width=case.checkpoint.spec.target_width)
         foreteller = Foreteller(case.trace)
         readings = self._readings(served, plan, foreteller)
         broken = broken_links(case, readings, evidence) if readings else found_alone(case, evidence)
@@ -163,19 +148,6 @@ class _Lab:
         whole = np.isin(served.requests, np.unique(first["request"]))
         return replace(served, requests=served.requests[whole]) if whole.any() else None
 
-    def _plan(self, served: Served | None) -> Plan:
-        """Halves alternate by request, so that both see the whole time of the trace."""
-        lengths = {request: len(text.tokens) for request, text in sorted(self.truth.texts.items())}
-        width = self.case.checkpoint.spec.target_width
-        rows = _TRUE_BYTES // max(4 * width * len(self.truth.known() or [0]), 1)
-        halves = list(lengths)[::2], list(lengths)[1::2]
-        return Plan(
-            engine=_first(_engine_lengths(served), _ENGINE_ROWS) if served else (),
-            choosing=_first({r: lengths[r] for r in halves[0]}, min(rows // 3, _CHOOSING_ROWS)),
-            confirming=_first({r: lengths[r] for r in halves[1]}, min(2 * rows // 3, 2 * _CHOOSING_ROWS)),
-            foretelling=_first(lengths, _TRUE_ROWS),
-        )
-
     def _readings(self, served: Served | None, plan: Plan, foreteller: Foreteller) -> Readings | None:
         configured = self.case.configured
         if configured is None:
@@ -217,10 +189,7 @@ class _Lab:
         self, configured: Configuration, matches: Sequence[Match], plan: Plan, foreteller: Foreteller
     ) -> TrainedReading | None:
         truth = self.truth
-        if not plan.choosing or not plan.confirming or not all(truth.has(slot) for slot in configured.wiring):
-            return None
-        halves = (plan.choosing, plan.confirming)
-        if any(sum(len(truth.texts[request].output) for request in half) < _FEWEST_ANSWERS for half in halves):
+        if not plan.enough or not all(truth.has(slot) for slot in configured.wiring):
             return None
         slots = {Slot(boundary) for boundary in truth.known()} | set(configured.wiring)
         slots |= {match.held for match in matches if match.held} | {Slot(truth.layers or 0, View.NORMED)}
@@ -232,7 +201,9 @@ class _Lab:
             yield from computing(at, self.case.shared)
             yield from mapping(at, rebuilt_table(self.case.checkpoint))
             yield from moving()
-            yield from _other_wirings(at, truth)
+            for one in feeding(at, truth.layers or max(truth.known()), truth.known()):
+                if all(truth.has(slot) for slot in one.apply(at).wiring):
+                    yield one
 
         return read_training(configured, around, foreteller, choosing, confirming, clock=self.clock)
 
@@ -262,7 +233,7 @@ class _Lab:
             "served with": self._served_with(),
             "true boundaries from": [source.name for source in self.truth.sources],
             "boundaries known": len(self.truth.known()),
-            "requests": {name: len(requests) for name, requests in asdict(plan).items()},
+            "requests": plan.to_json(),
             "requests finished": len(self.case.texts),
             "answers replayed": len(readings.engine.configured.met) if readings and readings.engine else 0,
             "requests without all their draft rows": len(served.incomplete) if served else 0,
@@ -275,9 +246,7 @@ class _Lab:
         if self.case.why_no_model:
             notes.append(f"nothing was replayed: {self.case.why_no_model}")
         if readings and readings.trained is None:
-            notes.append(
-                "lengths after a repair hold if features are what the config says, which is not known here"
-            )
+            notes.append("lengths after a repair hold if features are what the config says, which is not known here")
         if readings and not readings.matches:
             notes.append(f"which boundaries the slots hold is not decided: {self._why_no_matches()}")
         for link, one in readings.table().items() if readings else ():
@@ -297,39 +266,3 @@ class _Lab:
         if self.evidence.masked:
             return "what was received does not tell it"
         return "the trace keeps no features" if self.truth.sources else "no true boundary is known"
-
-
-def _engine_lengths(served: Served) -> dict[int, int]:
-    zero = served.received["request"][served.received["depth"] == 0].tolist()
-    lengths = dict.fromkeys(served.requests.tolist(), 0)
-    for request in zero:
-        if request in lengths:
-            lengths[request] += 1
-    return lengths
-
-
-def _first(lengths: Mapping[int, int], rows: int) -> tuple[int, ...]:
-    """The first requests with about so many rows, one at least."""
-    found, total = list[int](), 0
-    for request, length in lengths.items():
-        if found and total + length > rows:
-            break
-        found.append(request)
-        total += length
-    return tuple(found)
-
-
-def _other_wirings(at: Configuration, truth: Truth) -> Iterator[Hypothesis]:
-    known = truth.known()
-    for wiring in feeding(at, truth.layers or max(known), known):
-        if all(truth.has(slot) for slot in wiring) and len(wiring) == len(at.wiring):
-            (fault, variant, title), alike = name_wiring(wiring, at.wiring, truth.layers or max(known))
-            yield Hypothesis("wiring", fault, title, _Rewired(wiring), variant=variant, alike=alike)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rewired:
-    wiring: tuple[Slot, ...]
-
-    def __call__(self, at: Configuration) -> Configuration:
-        return replace(at, wiring=self.wiring)

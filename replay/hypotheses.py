@@ -14,6 +14,7 @@ from torch import Tensor
 
 from spectrace.engine.spec import DraftSpec, FuseNorm, MlaSpec, RopeKind, Stream
 from spectrace.replay.configuration import Configuration, Slot, Steps, View
+from spectrace.replay.wirings import name_wiring
 
 __all__ = ["LINKS", "Hypothesis", "Link", "computing", "feeding", "mapping", "moving"]
 
@@ -230,8 +231,19 @@ def _stepping(steps: Steps, at: Configuration) -> Configuration:
     return replace(at, steps=steps)
 
 
-def feeding(at: Configuration, layers: int, known: Sequence[int]) -> Iterator[tuple[Slot, ...]]:
-    """Other wirings near this one, over known boundaries: moved, permuted, defaulted, a slot dropped or replaced."""
+def feeding(at: Configuration, layers: int, known: Sequence[int]) -> Iterator[Hypothesis]:
+    """Every other wiring near this one, over known boundaries."""
+    for wiring in _wirings(at, layers, known):
+        (fault, variant, title), alike = name_wiring(wiring, at.wiring, layers)
+        yield Hypothesis("wiring", fault, title, partial(_wired, wiring), variant=variant, alike=alike)
+
+
+def _wired(wiring: tuple[Slot, ...], at: Configuration) -> Configuration:
+    return replace(at, wiring=wiring)
+
+
+def _wirings(at: Configuration, layers: int, known: Sequence[int]) -> Iterator[tuple[Slot, ...]]:
+    """Moved, permuted, defaulted, a slot dropped or replaced."""
     own, found = at.wiring, dict[tuple[Slot, ...], None]()
     numbers = tuple(slot.boundary for slot in own)
     for by in (*range(1, _FAR + 1), *range(-1, -_FAR - 1, -1)):

@@ -15,8 +15,6 @@ from spectrace.tracer.acceptance import Acceptance
 
 __all__ = ["Outcome", "conclude", "insufficient", "ranked", "record_again"]
 
-_CLOSE = 0.02  # of an acceptance length, relative: what rounding does to a walk is far below in float32
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -36,7 +34,7 @@ class Outcome:
     broken: tuple[Broken, ...] = ()
 
 
-def insufficient(case: Case, why: str, command: str) -> Diagnosis:
+def insufficient(why: str, command: str) -> Diagnosis:
     """Nothing can be said, with what to do about it."""
     return Diagnosis(Verdict.INSUFFICIENT, (), {}, (), None, None, notes=(why,), next_command=command)
 
