@@ -169,10 +169,10 @@ def _weights(at: Configuration, shared: Mapping[str, Tensor]) -> Iterator[Hypoth
     for name, part in _ADDERS.items():
         yield _put("weights", "P1", name, "zero", f"{name}.weight", torch.zeros_like, variant=part)
     head, embedding = shared.get("head"), shared.get("embedding")
-    if head is not None and head.shape[1] == at.spec.width and len(head) >= at.spec.draft_vocab:
+    if head is not None and at.spec.own_head and head.shape[1] == at.spec.width and len(head) >= at.spec.draft_vocab:
         first = head[: at.spec.draft_vocab]
         yield _put("head", "P2", "the head", "the target's first rows", "head.weight", partial(_instead, first))
-    if embedding is not None and embedding.shape == at.tensors["embedding.weight"].shape:
+    if embedding is not None and at.spec.own_embedding and embedding.shape == at.tensors["embedding.weight"].shape:
         yield _put("embedding", "A1", "the embedding", "the target's", "embedding.weight", partial(_instead, embedding))
 
 

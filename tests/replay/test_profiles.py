@@ -117,7 +117,7 @@ def test_a_config_that_cannot_be_read_still_gets_its_edit(tmp_path: Path) -> Non
 SWITCHES = [
     ("residual", Stream.POST_NORM, {}, lambda spec: spec.residual),
     ("residual", Stream.PRE_NORM, {"norm_before_residual": True}, lambda spec: spec.residual),
-    ("norm_output", Stream.POST_NORM, {"norm_output": False}, lambda spec: spec.feedback),
+    ("feedback", Stream.POST_NORM, {"norm_output": False}, lambda spec: spec.feedback),
     ("norm before fc", FuseNorm.PER_SLOT, {"norm_before_fc": True}, lambda spec: spec.fuse_norm),
     ("norm before fc", FuseNorm.NONE, {"fc_norm": True}, lambda spec: spec.fuse_norm),
     ("norm before fc", FuseNorm.WHOLE, {}, lambda spec: spec.fuse_norm),
