@@ -21,7 +21,8 @@ def paired_interval(one: Sequence[Float], other: Sequence[Float], *, sure: float
     """The interval of mean(one) - mean(other), both given request by request, value by value; NaN of too few values."""
     differences = [a - b for a, b in zip(one, other, strict=True) if len(a)]
     if len(differences) < _FEW_REQUESTS:
-        differences = [part for each in differences for part in np.array_split(each, max(len(each) // _STRETCH, 1))]
+        stretches = [max(round(len(each) / _STRETCH), 1) for each in differences]
+        differences = [part for each in zip(differences, stretches, strict=True) for part in np.array_split(*each)]
     if len(differences) < _FEWEST:
         return float("nan"), float("nan")
     sums = np.array([each.sum() for each in differences])

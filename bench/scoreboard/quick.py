@@ -16,7 +16,7 @@ _CLEAN = {
     ("toy", "undertrained"), ("toy", "fixed window"), ("smollm2", "as it is"),
 }  # fmt: skip
 _IDLE = {("N1", "analytic"), ("N3", "analytic"), ("R3", "analytic")}  # no norm, and not every theta, matters there
-_SHARE = 2  # of the prompts one in so many
+_SHARE, _FEWEST = 2, 10  # of the prompts one in so many, but not fewer
 
 
 def quick(seeds: Sequence[Seed]) -> list[Seed]:
@@ -26,7 +26,11 @@ def quick(seeds: Sequence[Seed]) -> list[Seed]:
         chosen.append(min((seed for seed in seeds if seed.faults == (id,)), key=_cost))
     chosen += [seed for seed in seeds if seed.faults == ("W3",) and seed.pair == "smollm2"]
     chosen += [seed for seed in seeds if seed.faults == ("W3", "N3") and seed.pair == "toy"]
-    return [replace(seed, prompts=seed.prompts[: len(seed.prompts) // _SHARE]) for seed in dict.fromkeys(chosen)]
+    return [replace(seed, prompts=_fewer(seed)) for seed in dict.fromkeys(chosen)]
+
+
+def _fewer(seed: Seed) -> tuple[tuple[int, ...], ...]:
+    return seed.prompts[: max(len(seed.prompts) // _SHARE, _FEWEST)]
 
 
 def _cost(seed: Seed) -> tuple[bool, int]:
