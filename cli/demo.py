@@ -161,8 +161,8 @@ def render_demo(outcome: Outcome, out: Path) -> RenderableType:
     replays = {name: _replayed(run.report.comparison) for name, run in (("right", right), ("wrong", wrong))}
     return Group(
         Text(f"{len(outcome.plain.requests)} prompts, greedy, depth {_DEPTH}, one request at a time", style="bold"),
-        Text(f"right: the wiring that the draft was trained on, boundaries {_listed(right.wiring)}"),
-        Text(f"wrong: the classic mistake, the embedding left out, boundaries {_listed(wrong.wiring)}"),
+        Text(f"right: the wiring that the draft was trained on, boundaries {right.wiring}"),
+        Text(f"wrong: the classic mistake, the embedding left out, boundaries {wrong.wiring}"),
         Text(f"lossless, the text is the target's own in both: {'yes' if outcome.lossless else 'NO'}\n"),
         acceptance_table(acceptance),
         Text("\nafter the fix: foretold offline, from the reference features in the wrong run's"),
@@ -198,7 +198,3 @@ def _columns(rows: tuple[str, ...], columns: Mapping[str, tuple[str, ...]]) -> T
     for row, figures in zip(rows, zip(*columns.values(), strict=True), strict=True):
         table.add_row(row, *figures)
     return table
-
-
-def _listed(wiring: tuple[int, ...]) -> str:
-    return ", ".join(map(str, wiring))

@@ -148,7 +148,7 @@ class DraftShard:
             inputs = result.state[torch.from_numpy(rows)]
         self.table.settle(np.empty(0, np.int64))
         trees = [DraftTree(group.request, tree) for group, tree in zip(asking, growth.trees(), strict=True)]
-        return picker.probs(self.model.to_target(torch.arange(self.model.spec.draft_vocab, device=self.device))), trees
+        return picker.probs(self.model.table()), trees
 
     def _pick(self, picker: Picker, logits_NV: Tensor, depth: int) -> Candidates:
         below = picker.pick(logits_NV)

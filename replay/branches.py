@@ -1,12 +1,14 @@
 """A draft over whole texts, ready to branch below any of their rows: nothing in it depends on where rounds began.
 
-Shapes: T rows of the texts, M base rows, N rows of a depth, H draft width, V draft vocabulary.
+Shapes: T rows of the texts, M base rows, N rows of a depth, K depths, H draft width, V draft vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -53,6 +55,21 @@ class Branches:
             (one.request, range(1, end - begin + 1), slice(begin, end))
             for one, (begin, end) in zip(self.block, spans, strict=True)
         ]
+
+    def windows(self, of_each: Sequence[npt.ArrayLike], depth: int) -> npt.NDArray[Any]:
+        """Of each text's values, one per output token: t .. t + K - 1 for every start t [M, K], -1 past the end."""
+        found = []
+        for values, (_, starts, _) in zip(of_each, self.starts(), strict=True):
+            padded = np.concatenate([np.asarray(values), np.full(depth, -1)])
+            found.append(np.lib.stride_tricks.sliding_window_view(padded, depth)[1 : len(starts) + 1])
+        return np.concatenate(found)
+
+    def forced(self, tokens_MK: Int) -> Iterator[Tensor]:
+        """The logits [M, V] of K depths, one row below every base row, fed these tokens and never the draft's own."""
+        for at in range(tokens_MK.shape[1]):
+            if at:
+                self.descend(np.maximum(tokens_MK[:, at - 1 : at], 0), np.zeros((len(tokens_MK), 1), np.int64))
+            yield self.logits
 
     def descend(self, tokens_Mk: Int, above_Mk: Int) -> None:
         """One depth on: k rows below every base row, fed these tokens and the states of these rows one depth up."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from spectrace.replay.case import Case
-from spectrace.replay.configuration import Configuration, Slot
+from spectrace.replay.configuration import Configuration, Slot, listed
 from spectrace.replay.diagnosis import Reading
 from spectrace.replay.evidence import Evidence
 from spectrace.replay.finding import Finding
@@ -46,7 +46,7 @@ class Readings:
         for name, link in LINKS.items():
             engine = link.read(explained.configuration) if explained else None
             if name == "wiring":
-                engine = _listed(self.delivered) if self.delivered else None
+                engine = listed(self.delivered) if self.delivered else None
             trained = link.read(self.trained.configuration) if self.trained else None
             found[name] = Reading(link.read(self.configured), engine, trained)
         for one in broken:
@@ -56,10 +56,6 @@ class Readings:
             kept = found.get(one.link, Reading("as it should be", None, "as it should be"))
             found[one.link] = replace(kept, engine=said)
         return found
-
-
-def _listed(slots: Sequence[Slot]) -> str:
-    return f"({', '.join(map(str, slots))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +197,7 @@ def _wrong_wiring(case: Case, readings: Readings, right: tuple[Slot, ...], wrong
         edit = fix_hand_off(profile, fault, variant)
     elif who == "engine" and right != configured:
         said = _wrong_wiring(case, readings, right, configured, "config").edit
-        obey = f"and have the engine obey it: it delivers {_listed(wrong)} where the config says {_listed(configured)}"
+        obey = f"and have the engine obey it: it delivers {listed(wrong)} where the config says {listed(configured)}"
         edit = Edit(f"{said.text}; {obey}", said.command)
     else:
         edit = fix_wiring(
@@ -217,7 +213,7 @@ def _wrong_wiring(case: Case, readings: Readings, right: tuple[Slot, ...], wrong
     if who == "config":
         evidence.append(_trained_evidence(readings, "wiring"))
     return Broken(
-        fault, variant or who, f"{title}: {_listed(wrong)} where {_listed(right)} is right", tuple(evidence), edit,
+        fault, variant or who, f"{title}: {listed(wrong)} where {listed(right)} is right", tuple(evidence), edit,
         0.99 if all(match.exact for match in readings.matches) else 0.9, "wiring", alike,
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 Shapes: A slots.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -14,7 +14,7 @@ from spectrace.engine.draft import DraftModel
 from spectrace.engine.rope import inverse_frequencies
 from spectrace.engine.spec import DraftSpec, FuseNorm
 
-__all__ = ["ADVANCING", "Configuration", "Slot", "Steps", "View"]
+__all__ = ["ADVANCING", "Configuration", "Slot", "Steps", "View", "listed"]
 
 
 class View(StrEnum):
@@ -37,6 +37,11 @@ class Slot:
 
     def __str__(self) -> str:
         return f"{self.boundary}{_SUFFIX[self.view]}"
+
+
+def listed(slots: Iterable[Slot]) -> str:
+    """A wiring as it is written: (0, 3, 16)."""
+    return f"({', '.join(map(str, slots))})"
 
 
 @dataclass(frozen=True, slots=True)

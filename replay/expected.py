@@ -10,7 +10,6 @@ Shapes: S starts of a text, K depth, M base rows of a block, V draft vocabulary.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,16 +85,13 @@ def chances(
     """For every start of every request, the chance [S, K] that a draft is accepted if those before it were."""
     branches = Branches(model, block, steps)
     counts = [len(starts) for _, starts, _ in branches.starts()]
-    pairs = list(zip(block, counts, strict=True))
-    answers = np.concatenate([_windows(one.text.output, count, depth) for one, count in pairs])
-    p_MK = np.concatenate([_windows(emitted[one.request], count, depth) for one, count in pairs])
+    answers = branches.windows([one.text.output for one in block], depth)
+    p_MK = branches.windows([emitted[one.request] for one in block], depth)
     temperatures = np.repeat([one.text.temperature for one in block], counts)
-    tokens = model.to_target(torch.arange(model.spec.draft_vocab, device=branches.device)).cpu()
+    table = model.table().cpu()
     q_MK = np.empty_like(p_MK)
-    for at in range(depth):
-        q_MK[:, at] = _probability(branches.logits, tokens, answers[:, at], temperatures)
-        if at + 1 < depth:
-            branches.descend(answers[:, at : at + 1], np.zeros((len(answers), 1), np.int64))
+    for at, logits in enumerate(branches.forced(answers)):
+        q_MK[:, at] = _probability(logits, table, answers[:, at], temperatures)
     return np.split(np.minimum(1.0, q_MK / p_MK), np.cumsum(counts)[:-1])
 
 
@@ -103,11 +99,6 @@ def _probability(logits_MV: Tensor, tokens_V: Tensor, answers_M: Int, temperatur
     """The draft's probability of one token per row: of all ids that stand for it, 0 where none does."""
     probs_MV = (logits_MV.cpu().double() / torch.from_numpy(temperature_M)[:, None]).softmax(-1)
     return np.asarray((probs_MV * (tokens_V == torch.from_numpy(answers_M)[:, None])).sum(-1))
-
-
-def _windows(values: Sequence[int] | Float, starts: int, depth: int) -> npt.NDArray[Any]:
-    """Values t .. t + K - 1 for starts t = 1 .. S."""
-    return np.lib.stride_tricks.sliding_window_view(np.asarray(values), depth)[1 : starts + 1]
 
 
 def emitted_probabilities(trace: Trace, verified: Rows, texts: Mapping[int, Text]) -> dict[int, Float]:

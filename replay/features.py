@@ -9,11 +9,10 @@ from itertools import accumulate
 from typing import Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from spectrace.replay.inputs import packed_keys
+from spectrace.replay.inputs import places
 from spectrace.replay.texts import Text
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
@@ -115,12 +114,11 @@ def first_rows(rows: Rows, needed: Mapping[int, int]) -> list[tuple[int, Rows]]:
 
 def became_text(reference: Rows, accepted: Rows) -> np.ndarray:
     """Rows outside rounds (prompts, plain decoding), and those of a round that its verification accepted."""
-
-    def key(rows: Rows, node: str) -> npt.NDArray[np.void]:
-        return packed_keys(np.stack([rows[name].astype(np.int64) for name in ("request", "pass", node)], axis=1))
-
-    outside: np.ndarray = reference["round"] < 0
-    return outside | np.isin(key(reference, "node"), key(accepted, "source_row"))
+    judged = places(
+        [accepted[name] for name in ("request", "pass", "source_row")],
+        [reference[name] for name in ("request", "pass", "node")],
+    )
+    return np.asarray((reference["round"] < 0) | (judged >= 0))
 
 
 def _listed(boundaries: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
 """What a configuration would have been accepted for, on true features: the draft runs free over the recorded texts.
 
-Shapes: S starts of a text, K depth.
+Shapes: S starts of a text.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,6 @@ from spectrace.replay.configuration import Configuration, Steps
 from spectrace.replay.expected import chances, drafts_were_drawn, emitted_probabilities, expected
 from spectrace.replay.features import blocks
 from spectrace.replay.freerun import free_run
-from spectrace.replay.inputs import Int
 from spectrace.replay.texts import Text, read_texts
 from spectrace.replay.trees import served_shape
 from spectrace.replay.truth import TrueText, Wired
@@ -26,6 +25,7 @@ from spectrace.tracer.trace import Trace
 
 __all__ = ["Foreteller", "Foretold", "acceptance_length"]
 
+Bool = npt.NDArray[np.bool_]
 Float = npt.NDArray[np.float64]
 
 
@@ -93,33 +93,20 @@ class Foreteller:
         """
         model = configuration.build()
         branches = Branches(model, [text.wired(configuration.wiring) for text in texts], configuration.steps)
-        counts = [len(starts) for _, starts, _ in branches.starts()]
-        came = np.concatenate([_windows(*each, 1)[:, 0] for each in zip(texts, counts, strict=True)])
-        tokens = model.to_target(torch.arange(model.spec.draft_vocab, device=branches.device))
+        came = torch.from_numpy(branches.windows([text.text.output for text in texts], 1)).to(branches.device)
         logs = branches.logits.float().log_softmax(-1)
-        is_it = tokens[None] == torch.from_numpy(came).to(tokens.device)[:, None]
+        is_it = model.table() == came
         known = is_it.any(1)
         cross, own = -(logs * is_it).sum(1)[known], -(logs.exp() * logs).sum(1)[known]
         return float((cross - own).mean())
 
     @torch.inference_mode()
-    def hits(self, configuration: Configuration, texts: Sequence[TrueText], depth: int = 1) -> Float:
-        """Of every start of every text, whether the draft's choice is the token that came, depth by depth [S, K].
-
-        Deeper rows are fed the tokens that came; a depth past the end of a text is a miss.
-        """
+    def hits(self, configuration: Configuration, texts: Sequence[TrueText]) -> Bool:
+        """Of every start of every text, whether the draft's first choice is the token that came [S]."""
         model = configuration.build()
         branches = Branches(model, [text.wired(configuration.wiring) for text in texts], configuration.steps)
-        starts = [len(one) for _, one, _ in branches.starts()]
-        wanted = np.concatenate([_windows(*each, depth) for each in zip(texts, starts, strict=True)])
-        hit = np.zeros(wanted.shape)
-        for at in range(depth):
-            tokens = model.to_target(branches.logits.argmax(-1)).cpu().numpy()
-            hit[:, at] = tokens == wanted[:, at]
-            if at + 1 < depth:
-                fed = np.maximum(wanted[:, at : at + 1], 0)
-                branches.descend(fed, np.zeros((len(fed), 1), np.int64))
-        return hit
+        came = branches.windows([text.text.output for text in texts], 1)[:, 0]
+        return np.asarray(model.to_target(branches.logits.argmax(-1)).cpu().numpy() == came)
 
 
 def _walked(request: int, text: Text, drafts: Mapping[int, Tree]) -> Foretold:
@@ -127,9 +114,3 @@ def _walked(request: int, text: Text, drafts: Mapping[int, Tree]) -> Foretold:
     one = walk(drafts, text.output)
     whole = [run for run, cut in zip(one.runs, one.cut, strict=True) if not cut]
     return Foretold(request, runs, float(len(whole)), float(sum(whole)))
-
-
-def _windows(text: TrueText, starts: int, depth: int) -> Int:
-    """Output tokens t .. t + K - 1 for starts t = 1 .. S; -1 past the end."""
-    output = np.array([*text.text.output, *[-1] * depth], np.int64)
-    return np.lib.stride_tricks.sliding_window_view(output, depth)[1 : starts + 1]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spectrace.engine.spec import DraftSpec, FuseNorm, MlaSpec, RopeKind, Stream
-from spectrace.replay.configuration import Configuration, Slot, Steps, View
+from spectrace.replay.configuration import Configuration, Slot, Steps, View, listed
 from spectrace.replay.wirings import name_wiring
 
 __all__ = ["LINKS", "Hypothesis", "Link", "computing", "feeding", "mapping", "moving"]
@@ -54,10 +54,6 @@ def _pairs(at: Configuration) -> str:
     return "interleaved" if at.spec.rope.interleaved else "halves"
 
 
-def _listed(slots: Sequence[Slot]) -> str:
-    return f"({', '.join(map(str, slots))})"
-
-
 @dataclass(frozen=True, slots=True)
 class Link:
     """One thing that configuration, engine and training can each have their own way: how it reads, and as what value an
@@ -78,7 +74,7 @@ def _said(link: str, otherwise: str) -> Link:
 
 
 LINKS: Mapping[str, Link] = {
-    "wiring": Link(lambda at: _listed(at.wiring)),
+    "wiring": Link(lambda at: listed(at.wiring)),
     "fc": Link(lambda at: "applied" if at.spec.projects else "skipped"),
     "norm before fc": Link(lambda at: str(at.spec.fuse_norm), in_config=True),
     "residual": Link(lambda at: str(at.spec.residual), in_config=True),

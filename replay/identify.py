@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spectrace.replay.compare import row_error
 from spectrace.replay.configuration import Slot, View
 from spectrace.replay.diagnosis import Identified
 from spectrace.replay.truth import TrueText, Truth
@@ -155,5 +156,4 @@ def _error(slot: Tensor, true: Tensor) -> tuple[float, float]:
         scale = 1.0
     if not scale or not bool(slot.any()):
         return float("inf"), 1.0
-    size = true.abs().amax(1).clamp_min(1e-30) * abs(scale)
-    return float(((slot - scale * true).abs().amax(1) / size).median()), scale
+    return float(row_error(scale * true, slot).median()), scale

@@ -10,7 +10,7 @@ from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["DepthRows", "DraftInputs", "Int", "Served", "packed_keys", "places", "read_served"]
+__all__ = ["DepthRows", "DraftInputs", "Int", "Served", "places", "read_served"]
 
 Int = npt.NDArray[np.int64]
 
@@ -94,20 +94,11 @@ def _joined(received: Rows, drafted: Rows) -> tuple[Rows, Rows]:
     says they are, and may be wrong.
     """
 
-    def keys(rows: Rows) -> Int:
-        return np.stack([rows[name].astype(np.int64) for name in ("request", "depth", "pass", "node")], axis=1)
-
-    received_keys, drafted_keys = keys(received), keys(drafted)
-    order_r, order_d = np.lexsort(received_keys.T[::-1]), np.lexsort(drafted_keys.T[::-1])
-    _, in_r, in_d = np.intersect1d(
-        packed_keys(received_keys[order_r]), packed_keys(drafted_keys[order_d]), assume_unique=True, return_indices=True
-    )
-    return received.take(order_r[np.sort(in_r)]), drafted.take(order_d[np.sort(in_d)])
-
-
-def packed_keys(keys: Int) -> npt.NDArray[np.void]:
-    """Each row of [rows, columns] as one opaque value, for set operations on whole keys."""
-    return np.ascontiguousarray(keys).view(np.dtype((np.void, keys.shape[1] * 8)))[:, 0]
+    names = ("request", "depth", "pass", "node")
+    received = received.take(np.lexsort([received[name] for name in reversed(names)]))
+    at = places([drafted[name] for name in names], [received[name] for name in names])
+    there = at >= 0
+    return received.take(there), drafted.take(at[there])
 
 
 def places(known: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> Int:

@@ -22,7 +22,7 @@ import torch
 
 from spectrace.engine.draft import DraftModel
 from spectrace.replay.branches import Branches
-from spectrace.replay.configuration import Steps
+from spectrace.replay.configuration import ADVANCING, Steps
 from spectrace.replay.features import Fed, became_text
 from spectrace.replay.inputs import Int
 from spectrace.replay.statistics import ratio_interval
@@ -51,7 +51,6 @@ _SHORT = 0.03  # of accuracy, by which a draft may fall short of its training an
 _FEW_REQUESTS = 8
 _FEW_ANSWERS = 30
 _SIGMAS = 1.959964  # of a normal distribution: 95 % lie within
-_ADVANCING = Steps()
 
 
 class Counting(StrEnum):
@@ -210,7 +209,7 @@ def teacher_forced(
     depth: int,
     *,
     choices: Mapping[int, TargetChoices] | None = None,
-    steps: Steps = _ADVANCING,
+    steps: Steps = ADVANCING,
 ) -> TeacherForced:
     """Whether the draft hits the target's choice at every start of every text, `depth` steps deep.
 
@@ -231,28 +230,18 @@ def _block(
 ) -> list[Answers]:
     branches = Branches(model, block, steps)
     counts = [len(starts) for _, starts, _ in branches.starts()]
-    table = model.to_target(torch.arange(model.spec.draft_vocab, device=branches.device)).cpu().numpy()
+    table = model.table().cpu().numpy()
     wanted = [choices[one.request] if choices else _own_choices(one.text, table) for one in block]
-    each = list(zip(block, wanted, counts, strict=True))
-    fed_MK = np.concatenate([_windows(np.asarray(one.text.output), count, depth) for one, _, count in each])
-    full_MK = np.concatenate([_windows(want.full, count, depth) for _, want, count in each])
-    within_MK = np.concatenate([_windows(want.within, count, depth) for _, want, count in each])
-    chosen_MK = np.empty_like(fed_MK)
-    for step in range(depth):
-        chosen_MK[:, step] = table[branches.logits.argmax(-1).cpu().numpy()]
-        if step + 1 < depth:
-            branches.descend(np.maximum(fed_MK[:, step : step + 1], 0), np.zeros((len(fed_MK), 1), np.int64))
-    left_M = np.concatenate([len(one.text.output) - 1 - np.arange(count) for one, _, count in each])
+    fed_MK = branches.windows([one.text.output for one in block], depth)
+    full_MK = branches.windows([one.full for one in wanted], depth)
+    within_MK = branches.windows([one.within for one in wanted], depth)
+    chosen_MK = np.stack([table[logits.argmax(-1).cpu().numpy()] for logits in branches.forced(fed_MK)], axis=1)
+    left_M = np.concatenate(
+        [len(one.text.output) - 1 - np.arange(count) for one, count in zip(block, counts, strict=True)]
+    )
     found = (chosen_MK == full_MK, full_MK >= 0, chosen_MK == within_MK, within_MK >= 0, left_M)
     parts = zip(*(np.split(x, np.cumsum(counts)[:-1]) for x in found), strict=True)
     return [Answers(*part) for part in parts]
-
-
-def _windows(values: Int, starts: int, depth: int) -> Int:
-    """Values t .. t + K - 1 for starts t = 1 .. S; -1 past the end."""
-    padded = np.concatenate([values, np.full(depth + starts, -1)])
-    windows: Int = np.lib.stride_tricks.sliding_window_view(padded, depth)[1 : starts + 1]
-    return windows
 
 
 def _own_choices(text: Text, table_V: Int) -> TargetChoices:
@@ -269,7 +258,7 @@ def target_choices(trace: Trace, model: DraftModel) -> dict[int, TargetChoices]:
     """
     emitted = trace.rows("emitted", live=True, rank=0)
     emitted = emitted.take(became_text(emitted, trace.rows("verified", accepted=True)))
-    table = model.to_target(torch.arange(model.spec.draft_vocab, device=model.d2t.device)).cpu().numpy()
+    table = model.table().cpu().numpy()
     full = emitted["target_token"].astype(np.int64)
     within = np.where(np.isin(full, table), full, -1)
     scored = np.flatnonzero(emitted.has("logits") & (within < 0))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spectrace.replay.compare import row_error
 from spectrace.replay.finding import Finding
 from spectrace.replay.inputs import Int, places
 from spectrace.replay.pairing import Bool
@@ -115,8 +116,7 @@ def _error(pairs: _Pairs, kind: str) -> tuple[float | None, int]:
     if not len(rows):
         return None, 0
     ours, theirs = pairs.ours.take(rows).tensor(kind), pairs.theirs.take(rows).tensor(kind)
-    scale = ours.float().abs().amax(-1).clamp_min(torch.finfo(torch.float32).tiny)
-    error = (ours.float() - theirs.float()).abs().amax(-1) / scale / torch.finfo(ours.dtype).eps
+    error = row_error(ours, theirs) / torch.finfo(ours.dtype).eps
     return float(torch.nan_to_num(error, nan=torch.inf).max()), len(rows)
 
 

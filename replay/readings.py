@@ -23,6 +23,7 @@ from spectrace.replay.truth import TrueText
 
 __all__ = ["SURPRISED", "Clock", "EngineReading", "Told", "TrainedReading", "read_engine", "read_training"]
 
+Bool = npt.NDArray[np.bool_]
 Float = npt.NDArray[np.float64]
 Around = Callable[[Configuration], Iterable[Hypothesis]]
 Told = Callable[[str, int, int], None]
@@ -214,16 +215,16 @@ def _screened(
     Most are far worse, which a few rows tell: only the others are run over all texts.
     """
     few = texts[: next((n for n, rows in enumerate(_rows(texts), 1) if rows >= _FEW_ROWS), len(texts))]
-    own_few, own = (foreteller.hits(at, some)[:, 0] for some in (few, texts))
+    own_few, own = (foreteller.hits(at, some) for some in (few, texts))
     scored: list[tuple[float, int, Hypothesis]] = []
     for number, one in enumerate(clock.each("what the draft was trained for", hypotheses)):
         if one.deeper:
             scored.append((np.inf, -number, one))
             continue
         there = one.apply(at)
-        if _mcnemar(foreteller.hits(there, few)[:, 0], own_few) <= -_SCREENED_SURE:
+        if _mcnemar(foreteller.hits(there, few), own_few) <= -_SCREENED_SURE:
             continue
-        score = _mcnemar(foreteller.hits(there, texts)[:, 0], own)
+        score = _mcnemar(foreteller.hits(there, texts), own)
         if score >= _SCREENED_SURE:
             scored.append((score, -number, one))
     scored.sort(key=lambda each: each[:2], reverse=True)
@@ -235,7 +236,7 @@ def _rows(texts: Sequence[TrueText]) -> Iterator[int]:
     return accumulate(len(text.text.tokens) for text in texts)
 
 
-def _mcnemar(new: Float, old: Float) -> float:
+def _mcnemar(new: Bool, old: Bool) -> float:
     """McNemar's statistic of two paired rows of hits: only starts at which the two differ say anything."""
     up, down = float((new > old).sum()), float((new < old).sum())
     return (up - down) / float(np.sqrt(up + down)) if up + down else 0.0

@@ -16,14 +16,10 @@ _ROWS_AT_ONCE = 2048
 
 @dataclass(frozen=True, slots=True)
 class Repairs:
-    """Acceptance lengths: with every link repaired, and with each of the broken ones repaired alone; None: not known.
-
-    `rows` are the rows of text that they were foretold on.
-    """
+    """Acceptance lengths with every link repaired, and with each broken one repaired alone; None where not known."""
 
     all: float | None
     alone: tuple[float | None, ...]
-    rows: int
 
     def causes(self, broken: Sequence[Broken], served: float | None) -> list[Cause]:
         """The broken links with what their repair is worth."""
@@ -52,7 +48,7 @@ def foretell_repairs(
     foreteller: Foreteller,
 ) -> Repairs:
     """Run free over the texts of these requests, once for every repair; one pass over the true boundaries."""
-    nothing = Repairs(None, (None,) * len(broken), 0)
+    nothing = Repairs(None, (None,) * len(broken))
     if readings is None:
         return nothing
     wanted: list[Configuration | None] = [_with(readings, ()), *(_alone(readings, broken, one) for one in broken)]
@@ -62,22 +58,20 @@ def foretell_repairs(
     if 0 not in possible:
         return nothing
     chosen = [request for request in requests or truth.texts if request in truth.texts]
-    lengths, rows = _walk(possible, truth, chosen, foreteller)
-    return Repairs(lengths.get(0), tuple(lengths.get(at + 1) for at in range(len(broken))), rows)
+    lengths = _walk(possible, truth, chosen, foreteller)
+    return Repairs(lengths.get(0), tuple(lengths.get(at + 1) for at in range(len(broken))))
 
 
 def _walk(
     configurations: Mapping[int, Configuration], truth: Truth, requests: Sequence[int], foreteller: Foreteller
-) -> tuple[dict[int, float | None], int]:
+) -> dict[int, float | None]:
     slots = {slot for one in configurations.values() for slot in one.wiring}
     walked: dict[int, list[Foretold]] = {at: [] for at in configurations}
-    rows = 0
     for group in _groups(truth, requests):
         texts = truth.read(group, slots)
-        rows += sum(len(text.text.tokens) - 1 for text in texts)
         for at, configuration in configurations.items():
             walked[at] += foreteller.walks(configuration, texts)
-    return {at: acceptance_length(found) for at, found in walked.items()}, rows
+    return {at: acceptance_length(found) for at, found in walked.items()}
 
 
 def _groups(truth: Truth, requests: Sequence[int]) -> Iterator[list[int]]:

@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import ttt
 from toy.language import VOCAB, Language
 
-__all__ = ["LAYERS", "RUN", "TARGET", "WIDTH", "load_target", "log_line"]
+__all__ = ["LAYERS", "RUN", "TARGET", "WIDTH", "load_target"]
 
 HERE = Path(__file__).resolve().parent
 TARGET, LOG = HERE / "target", HERE / "training-log.jsonl"
@@ -75,9 +75,9 @@ def accuracies(language: Language, tokens: Tensor, ruled: Tensor, logits: Tensor
     return {kind: round(float(right[where].float().mean()), 3) for kind, where in kinds.items()}
 
 
-def log_line(model: str, **facts: object) -> None:
-    """Say how far a training has come, on screen and in the log."""
-    line = json.dumps({"model": model, **facts})
+def log_line(**facts: object) -> None:
+    """Say how far the training has come, on screen and in the log."""
+    line = json.dumps(facts)
     print(line, flush=True)
     with LOG.open("a", encoding="utf-8") as lines:
         lines.write(line + "\n")
@@ -103,7 +103,7 @@ def main(steps: int, stop_after: int, threads: int) -> None:
         if step % 100 == 0 or step == stop_after:
             state.save(step)
             facts = {"loss": round(float(np.mean(recent)), 3), **accuracies(language, tokens, ruled, logits)}
-            log_line("target", step=step, **facts, secs=round(time.time() - started))
+            log_line(step=step, **facts, secs=round(time.time() - started))
             recent.clear()
     target.to(torch.bfloat16).save_pretrained(TARGET)
 

@@ -166,7 +166,7 @@ def test_a_greedy_text_is_its_own_target_and_the_walk_is_the_served_one(record: 
 
 def test_choices_within_the_draft_vocabulary_are_read_from_logits(record: Callable[..., Recorded]) -> None:
     full, features = record(0.0, Level.FULL), record(0.0, Level.FEATURES)
-    table = set(full[1].to_target(torch.arange(full[1].spec.draft_vocab)).tolist())
+    table = set(full[1].table().tolist())
     known, bare = target_choices(*full[:2]), target_choices(*features[:2])
     outside = 0
     for request in known:
