@@ -234,7 +234,8 @@ def _trained_evidence(readings: Readings, link: str) -> str:
     return (
         f"on true features the draft reaches acceptance length {_number(trained.best)} with {link} "
         f"{said(trained.configuration)}, and {_number(trained.configured)} as configured, {said(readings.configured)}; "
-        f"on requests that did not choose it, run lengths grow by {gain[0]:.2f} to {gain[1]:.2f} (99 %)"
+        f"on requests that did not choose it, the tokens that came are likelier by {gain[0]:.2f} to {gain[1]:.2f} nats "
+        f"each (99 %)"
     )
 
 

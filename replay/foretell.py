@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.tree import Tree, TreeShape
-from spectrace.replay.branches import Branches
 from spectrace.replay.configuration import Configuration, Steps
 from spectrace.replay.expected import chances, drafts_were_drawn, emitted_probabilities, expected
 from spectrace.replay.features import blocks
@@ -25,7 +23,6 @@ from spectrace.tracer.trace import Trace
 
 __all__ = ["Foreteller", "Foretold", "acceptance_length"]
 
-Bool = npt.NDArray[np.bool_]
 Float = npt.NDArray[np.float64]
 
 
@@ -83,30 +80,6 @@ class Foreteller:
             Foretold(one.request, np.cumprod(each, 1).sum(1), *expected(each))
             for one, each in zip(block, held, strict=True)
         ]
-
-    @torch.inference_mode()
-    def surprise(self, configuration: Configuration, texts: Sequence[TrueText]) -> float:
-        """Nats by which the tokens that came surprise the draft more than it expects to be, mean over all starts.
-
-        Cross-entropy less entropy of its first drafts, over tokens of its vocabulary; 0 or less where it is as sure as
-        it is right, as a draft is that is run as it was trained, on text like what it was trained on. NaN of nothing.
-        """
-        model = configuration.build()
-        branches = Branches(model, [text.wired(configuration.wiring) for text in texts], configuration.steps)
-        came = torch.from_numpy(branches.windows([text.text.output for text in texts], 1)).to(branches.device)
-        logs = branches.logits.float().log_softmax(-1)
-        is_it = model.table() == came
-        known = is_it.any(1)
-        cross, own = -(logs * is_it).sum(1)[known], -(logs.exp() * logs).sum(1)[known]
-        return float((cross - own).mean())
-
-    @torch.inference_mode()
-    def hits(self, configuration: Configuration, texts: Sequence[TrueText]) -> Bool:
-        """Of every start of every text, whether the draft's first choice is the token that came [S]."""
-        model = configuration.build()
-        branches = Branches(model, [text.wired(configuration.wiring) for text in texts], configuration.steps)
-        came = branches.windows([text.text.output for text in texts], 1)[:, 0]
-        return np.asarray(model.to_target(branches.logits.argmax(-1)).cpu().numpy() == came)
 
 
 def _walked(request: int, text: Text, drafts: Mapping[int, Tree]) -> Foretold:

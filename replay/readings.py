@@ -17,13 +17,13 @@ from spectrace.replay.configuration import Configuration
 from spectrace.replay.foretell import Foreteller, Foretold, acceptance_length
 from spectrace.replay.hypotheses import Hypothesis
 from spectrace.replay.inputs import DraftInputs
+from spectrace.replay.likelihood import Likelihood, likelihood, surprise
 from spectrace.replay.reproduce import Reproduced, reproduce
 from spectrace.replay.statistics import Interval, paired_interval
 from spectrace.replay.truth import TrueText
 
 __all__ = ["SURPRISED", "Clock", "EngineReading", "Told", "TrainedReading", "read_engine", "read_training"]
 
-Bool = npt.NDArray[np.bool_]
 Float = npt.NDArray[np.float64]
 Around = Callable[[Configuration], Iterable[Hypothesis]]
 Told = Callable[[str, int, int], None]
@@ -32,7 +32,7 @@ _STACK = 4
 _EXPLAINED, _EXPLAINED_COARSE = 0.98, 0.93
 _GAIN = 0.02  # of answers met: less is no step
 _FEW_ROWS = 160  # that tell whether a hypothesis is far worse
-_WALKED = 6  # screened hypotheses that are walked
+_TRIED = 6  # screened hypotheses that are tried at every depth
 _SCREENED_SURE, _TRAINED_SURE = 2.0, 0.99
 SURPRISED = 0.5  # nats: drafts run as trained, on data as trained, came to -0.8 to 0, on other data to 0.6 to 1.7
 _WORTH = 0.02  # of an acceptance length: less is no cause
@@ -126,9 +126,9 @@ def _fresh(hypotheses: Iterable[Hypothesis], steps: Sequence[Hypothesis]) -> lis
 class TrainedReading:
     """What the draft was trained for: the steps from the configured reading, and the acceptance lengths of both.
 
-    `gain` is the 99 % interval of what the steps add to the mean run length on requests that did not choose them;
-    `surprise` is that of the draft so run (`Foreteller.surprise`). `undecided` is a step that foretells the text better
-    on both halves, but not surely so: the text is too short, or unlike what the draft was trained on.
+    `gain` is the 99 % interval of the nats by which the steps make the tokens that came likelier, on requests that did
+    not choose them; `surprise` is that of the draft so run. `undecided` is a step that makes them likelier on both
+    halves, but not surely so: the text is too short, or unlike what the draft was trained on.
     """
 
     configuration: Configuration
@@ -150,100 +150,105 @@ def read_training(
     *,
     clock: Clock,
 ) -> TrainedReading:
-    """Find the steps under which the draft foretells the text best: chosen on one half, confirmed on the other.
+    """Find the steps under which the draft holds the text likeliest: chosen on one half, confirmed on the other.
 
-    Text of other data may by chance be foretold better by a draft that is run wrongly. But then it is not as sure as it
-    is right, as little as when it is run rightly: such steps are not taken.
+    Text of other data may be likelier to a draft that is run wrongly. But then it is not as sure as it is right, as
+    little as when it is run rightly: such steps are not taken. Nor are steps that are not worth acceptance.
     """
+    search = _Search(around, foreteller, clock)
+    both = [*chosen_on, *confirmed_on]
     at, steps, rivals = configured, list[Hypothesis](), list[Hypothesis]()
-    base = foreteller.walks(at, confirmed_on)
-    plain = foreteller.surprise(at, confirmed_on)
-    best, gain, undecided = base, None, None
+    plain, gain, undecided = surprise(at, confirmed_on), None, None
     while len(steps) < _STACK:
-        step = _best_step(at, _fresh(around(at), steps), foreteller, chosen_on, clock)
+        step = search.best(at, steps, chosen_on)
         if step is None:
             break
         there = step[0].apply(at)
-        walked = foreteller.walks(there, confirmed_on)
         # That a link is wrong has to be sure; how it was right is then the best guess.
         again = step[0].link in {one.link for one in steps}
-        interval = paired_interval(_runs(walked), _runs(best), sure=_TRAINED_SURE)
-        better = _worth_it(walked, best)
-        if not (better and (interval[0] > 0 or again)):
-            undecided = step[0] if better and not steps else None
+        interval = search.gain(there, at, confirmed_on)
+        worth_it = _worth_it(*(foreteller.walks(one, both) for one in (there, at)))
+        if not (worth_it and (interval[0] > 0 or (again and sum(interval) > 0))):
+            undecided = step[0] if worth_it and sum(interval) > 0 and not steps else None
             break
-        at, best, gain = there, walked, gain if again else interval
+        at, gain = there, gain if again else interval
         steps.append(step[0])
         rivals += step[1]
-    surprise = foreteller.surprise(at, confirmed_on)
-    if steps and not surprise <= SURPRISED:
-        undecided = steps[0] if surprise <= plain / 2 else None
-        at, steps, rivals, best, gain, surprise = configured, [], [], base, None, plain
-    lengths = acceptance_length(base), acceptance_length(best)
-    return TrainedReading(at, tuple(steps), *lengths, surprise, gain, tuple(rivals), undecided)
+    surprised = surprise(at, confirmed_on)
+    if steps and not surprised <= SURPRISED:
+        undecided = steps[0] if surprised <= plain / 2 else None
+        at, steps, rivals, gain, surprised = configured, [], [], None, plain
+    before, after = (acceptance_length(foreteller.walks(one, confirmed_on)) for one in (configured, at))
+    return TrainedReading(at, tuple(steps), before, after, surprised, gain, tuple(rivals), undecided)
 
 
-def _best_step(
-    at: Configuration,
-    hypotheses: Sequence[Hypothesis],
-    foreteller: Foreteller,
-    texts: Sequence[TrueText],
-    clock: Clock,
-) -> tuple[Hypothesis, list[Hypothesis]] | None:
-    """The step that walks furthest on these texts, and those that walk just as it does; None when none gets further."""
-    own = foreteller.walks(at, texts)
-    walked = [
-        (one, foreteller.walks(one.apply(at), texts)) for one in _screened(at, hypotheses, foreteller, texts, clock)
-    ]
-    better = [(one, result) for one, result in walked if _worth_it(result, own)]
-    if not better:
-        return None
-    best, result = max(better, key=lambda each: acceptance_length(each[1]) or 0.0)
-    same = [one for one, other in better if one is not best and _same(other, result)]
-    return best, same
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Looks around a configuration for the step that makes a text likeliest."""
 
+    around: Around
+    foreteller: Foreteller
+    clock: Clock
 
-def _screened(
-    at: Configuration,
-    hypotheses: Sequence[Hypothesis],
-    foreteller: Foreteller,
-    texts: Sequence[TrueText],
-    clock: Clock,
-) -> list[Hypothesis]:
-    """The few whose first drafts are right more often; those that show at deeper drafts only are all kept.
+    def best(
+        self, at: Configuration, steps: Sequence[Hypothesis], texts: Sequence[TrueText]
+    ) -> tuple[Hypothesis, list[Hypothesis]] | None:
+        """The step, and those that draft just as it does; None where no step makes the text likelier."""
+        own = self._of(at, texts)
+        screened = self._screened(at, _fresh(self.around(at), steps), own.sharpness, texts)
+        tried = [(one, self._of(one.apply(at), texts)) for one in screened]
+        sure = [(one, _sureness(new.nats, own.nats)) for one, new in tried]
+        better = [(one, score) for one, score in sure if score >= _SCREENED_SURE]
+        if not better:
+            return None
+        held = {one: float(np.concatenate(new.nats).mean()) for one, new in tried}
+        best = max((one for one, _ in better), key=held.__getitem__)
+        walked = self.foreteller.walks(best.apply(at), texts)
+        others = (one for one, _ in better if one is not best)
+        return best, [one for one in others if _same(self.foreteller.walks(one.apply(at), texts), walked)]
 
-    Most are far worse, which a few rows tell: only the others are run over all texts.
-    """
-    few = texts[: next((n for n, rows in enumerate(_rows(texts), 1) if rows >= _FEW_ROWS), len(texts))]
-    own_few, own = (foreteller.hits(at, some) for some in (few, texts))
-    scored: list[tuple[float, int, Hypothesis]] = []
-    for number, one in enumerate(clock.each("what the draft was trained for", hypotheses)):
-        if one.deeper:
-            scored.append((np.inf, -number, one))
-            continue
-        there = one.apply(at)
-        if _mcnemar(foreteller.hits(there, few), own_few) <= -_SCREENED_SURE:
-            continue
-        score = _mcnemar(foreteller.hits(there, texts), own)
-        if score >= _SCREENED_SURE:
-            scored.append((score, -number, one))
-    scored.sort(key=lambda each: each[:2], reverse=True)
-    deeper = [one for score, _, one in scored if score == np.inf]
-    return deeper + [one for score, _, one in scored if score != np.inf][:_WALKED]
+    def gain(self, there: Configuration, at: Configuration, texts: Sequence[TrueText]) -> Interval:
+        """By how many nats a token that came is likelier there than here."""
+        new, old = (self._of(one, texts).nats for one in (there, at))
+        return paired_interval(new, old, sure=_TRAINED_SURE)
+
+    def _of(self, configuration: Configuration, texts: Sequence[TrueText]) -> Likelihood:
+        return likelihood(configuration, texts, depth=self.foreteller.shape.depth)
+
+    def _screened(
+        self, at: Configuration, hypotheses: Sequence[Hypothesis], sharpness: float, texts: Sequence[TrueText]
+    ) -> list[Hypothesis]:
+        """The few that make first drafts likelier; those that show at deeper drafts only are all kept.
+
+        Most are far worse, which a few rows tell: only the others are run over all texts.
+        """
+        few = texts[: next((n for n, rows in enumerate(_rows(texts), 1) if rows >= _FEW_ROWS), len(texts))]
+        own_few, own = (likelihood(at, some, sharpness=sharpness).nats for some in (few, texts))
+        scored: list[tuple[float, int, Hypothesis]] = []
+        for number, one in enumerate(self.clock.each("what the draft was trained for", hypotheses)):
+            if one.deeper:
+                scored.append((np.inf, -number, one))
+                continue
+            there = one.apply(at)
+            if _sureness(likelihood(there, few, sharpness=sharpness).nats, own_few) <= -_SCREENED_SURE:
+                continue
+            score = _sureness(likelihood(there, texts, sharpness=sharpness).nats, own)
+            if score >= _SCREENED_SURE:
+                scored.append((score, -number, one))
+        scored.sort(key=lambda each: each[:2], reverse=True)
+        deeper = [one for score, _, one in scored if score == np.inf]
+        return deeper + [one for score, _, one in scored if score != np.inf][:_TRIED]
 
 
 def _rows(texts: Sequence[TrueText]) -> Iterator[int]:
     return accumulate(len(text.text.tokens) for text in texts)
 
 
-def _mcnemar(new: Bool, old: Bool) -> float:
-    """McNemar's statistic of two paired rows of hits: only starts at which the two differ say anything."""
-    up, down = float((new > old).sum()), float((new < old).sum())
-    return (up - down) / float(np.sqrt(up + down)) if up + down else 0.0
-
-
-def _runs(walked: Sequence[Foretold]) -> list[Float]:
-    return [one.runs for one in walked]
+def _sureness(new: Sequence[Float], old: Sequence[Float]) -> float:
+    """Mean difference of two paired rows of numbers over its standard error, were all of them independent."""
+    difference = np.concatenate(new) - np.concatenate(old)
+    error = difference.std() / np.sqrt(len(difference))
+    return float(difference.mean() / error) if error else 0.0
 
 
 def _worth_it(new: Sequence[Foretold], old: Sequence[Foretold]) -> bool:
