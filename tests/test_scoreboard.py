@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
 from scoreboard import edits
 from scoreboard.clean import clean
 from scoreboard.judge import Judge
+from scoreboard.kept import Kept
 from scoreboard.pairs import IDS, PAIRS, Pair, make_pairs
 from scoreboard.quick import quick
 from scoreboard.render import render
@@ -496,3 +497,35 @@ def test_every_view_is_diagnosed_blind_and_without_the_target_once(
     assert len(asked) == 1 + len(run.thinned) == 7
     assert [target for _, _, target in asked] == [pairs["toy"].target] * 6 + [None]
     assert {one["outcome"] for one in run.thinned.values()} == {"silent"}
+
+
+@pytest.mark.parametrize("faults", ["N1", "N1+M1"])
+def test_kept_runs_are_diagnosed_again_and_nothing_is_served(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pairs: dict[str, Pair], recorded: Path, faults: str
+) -> None:
+    ids = tuple(faults.split("+"))
+    seed, kept = replace(a_seed("N1"), faults=ids), Kept(tmp_path / "kept", lambda _trace, _found: "a page")
+    monkeypatch.setattr(FakeStage, "record", lambda self, seed, pair, **_: shutil.copytree(recorded, tmp_path / "t"))
+    stage = FakeStage(tmp_path, repaired=Recorded(3.0, {"received": []}))
+    first = Judge(stage, lambda *_: a_diagnosis(verdict=Verdict.HEALTHY), keep=kept).run(seed, pairs["toy"])
+    assert first.rank is None and not (tmp_path / "t").exists()
+    assert {path.name for path in kept.folder(seed).iterdir()} == {
+        "trace", "run.json", "diagnosis.json", "diagnosis.txt"
+    }  # fmt: skip
+
+    monkeypatch.setattr(FakeStage, "record", None)
+    again = Judge(stage, lambda *_: a_diagnosis(*map(a_cause, ids)), again=kept)
+    run = again.run(seed, pairs["toy"])
+    assert (run.rank, run.real, set(run.each)) == (len(ids), 3.0, set(ids) if len(ids) > 1 else set())
+    assert (stored := kept.run(seed)) and stored.to_json() == json.loads(json.dumps(first.to_json()))
+    other = again.run(replace(seed, number=99), pairs["toy"])
+    assert not other.scored and "is not kept" in other.reason
+
+
+def test_what_was_not_scored_is_not_diagnosed_again(tmp_path: Path, pairs: dict[str, Pair]) -> None:
+    seed, kept = a_seed("N1"), Kept(tmp_path, lambda _trace, _found: "a page")
+    kept.folder(seed).mkdir()
+    kept.put_run(seed, unscored(seed, "changes nothing"))
+    stage = FakeStage(tmp_path, repaired=Recorded(3.0, {"received": []}))
+    run = Judge(stage, lambda *_: pytest.fail("diagnosed"), again=kept).run(seed, pairs["toy"])
+    assert (run.scored, run.reason) == (False, "changes nothing")

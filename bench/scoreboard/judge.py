@@ -1,15 +1,12 @@
 """One run from seed to score: served and recorded, repaired for real, diagnosed blind."""
 
-import json
-import re
-import shutil
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from scoreboard.kept import Kept
 from scoreboard.pairs import Pair
 from scoreboard.scoring import Run, failed, score, unscored
 from scoreboard.seeds import Seed
@@ -29,7 +26,7 @@ Diagnose = Callable[[Trace, DraftCheckpoint, Path | None], Diagnosis]
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """`keep` gets every trace and what was said of it; `page` turns a diagnosis into the text that a user reads.
+    """`keep` gets every trace and what was said of it; with `again` nothing is served, and kept traces are diagnosed.
 
     With `thin` what is diagnosed is diagnosed again with less in the trace.
     """
@@ -37,18 +34,25 @@ class Judge:
     stage: Stage
     diagnose: Diagnose
     level: Level = Level.FEATURES
-    keep: Path | None = None
-    page: Callable[[Path, Diagnosis], str] | None = None
+    keep: Kept | None = None
+    again: Kept | None = None
     thin: bool = False
 
     def run(self, seed: Seed, pair: Pair) -> Run:
         """Score one seed. What raises becomes part of the record."""
+        if self.again:
+            return self._judge_again(self.again, seed, pair)
         try:
             trace = self.stage.record(seed, pair, level=self.level)
         except Exception as error:
             return failed(seed, error, while_="serving", scored=False)
         try:
-            return self._judge(seed, pair, trace)
+            if self.keep:
+                self.keep.put_trace(seed, trace)
+            run = self._judge(seed, pair, trace)
+            if self.keep:
+                self.keep.put_run(seed, run)
+            return run
         finally:
             remove(trace)
 
@@ -59,16 +63,33 @@ class Judge:
             return failed(seed, error, while_="serving the repair", scored=False)
         if idle:
             return unscored(seed, idle, real=real, served=recorded.acceptance)
+        run = self._diagnosed(seed, pair, trace, real=real, each=each)
+        return replace(run, thinned=self._thinned(seed, pair, trace, recorded)) if self.thin and not run.raised else run
+
+    def _judge_again(self, kept: Kept, seed: Seed, pair: Pair) -> Run:
+        """As it was served before, by what the diagnosis says now."""
+        before = kept.run(seed)
+        if before is None:
+            return unscored(seed, f"is not kept in {kept.root}")
+        if not before.scored:
+            return before
+        real = {id: after for id, (_, after) in before.each.items()}
+        return self._diagnosed(seed, pair, kept.trace(seed), real=before.real, each=real)
+
+    def _diagnosed(
+        self, seed: Seed, pair: Pair, trace: Path, *, real: float | None, each: Mapping[str, float | None]
+    ) -> Run:
         checkpoint, started = read_draft(believed(self.stage, seed, pair)), time.perf_counter()
         try:
             found = self.diagnose(Trace.open(trace), checkpoint, pair.target)
         except Exception as error:
-            self._keep(seed, trace, error)
+            if self.keep:
+                self.keep.put_diagnosis(seed, trace, error)
             return failed(seed, error, while_="diagnosing", scored=True)
         seconds = time.perf_counter() - started
-        self._keep(seed, trace, found)
-        run = score(seed, found, real=real, seconds=seconds, each=each)
-        return replace(run, thinned=self._thinned(seed, pair, trace, recorded)) if self.thin else run
+        if self.keep:
+            self.keep.put_diagnosis(seed, trace, found)
+        return score(seed, found, real=real, seconds=seconds, each=each)
 
     def _compare(
         self, seed: Seed, pair: Pair, trace: Path
@@ -103,28 +124,6 @@ class Judge:
             found = self.diagnose(ThinTrace(trace, view), checkpoint, pair.target if view.target else None)
         except Exception as error:
             return failed_view(error)
-        if self.keep and self.page:
-            (self._kept(seed) / f"{view.name}.txt").write_text(self.page(trace, found), "utf-8")
+        if self.keep:
+            self.keep.put_page(seed, view.name, trace, found)
         return thinned(seed, found, sign=sign)
-
-    def _kept(self, seed: Seed) -> Path:
-        assert self.keep
-        return self.keep / re.sub("[^A-Za-z0-9.,+-]+", "_", seed.name)
-
-    def _keep(self, seed: Seed, trace: Path, found: Diagnosis | Exception) -> None:
-        if not self.keep:
-            return
-        folder = self._kept(seed)
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(trace, folder / "trace")
-        if isinstance(found, Exception):
-            (folder / "error.txt").write_text("".join(traceback.format_exception(found)), "utf-8")
-            return
-        text = json.dumps(asdict(found), indent=2, default=_plain)
-        (folder / "diagnosis.json").write_text(text + "\n", "utf-8")
-        if self.page:
-            (folder / "diagnosis.txt").write_text(self.page(trace, found), "utf-8")
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else str(value)

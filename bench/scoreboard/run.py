@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "models"))
 
 from scoreboard.clean import clean
 from scoreboard.judge import Diagnose, Judge
+from scoreboard.kept import Kept
 from scoreboard.pairs import IDS, PAIRS, Pair, make_pairs
 from scoreboard.quick import quick
 from scoreboard.render import render
@@ -91,6 +92,9 @@ def _page(trace: Path, found: Diagnosis) -> str:
 @click.option("--quick", "few", is_flag=True, help="Each id once, on its cheapest pair, and some clean runs.")
 @click.option("--pairs", "names", help=f"Comma-separated, of {', '.join(PAIRS)}.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep every trace, and what was said of it, in there.")
+@click.option(
+    "--again", type=click.Path(exists=True, path_type=Path), help="Diagnose what was kept in there; serve nothing."
+)
 @click.option("--level", type=click.Choice(["features", "full"]), default="features", show_default=True)
 @click.option("--budget", default=180.0, show_default=True, help="Seconds for one diagnosis.")
 @click.option("--threads", default=1, show_default=True)
@@ -99,10 +103,13 @@ def _page(trace: Path, found: Diagnosis) -> str:
 @click.option("--thin", is_flag=True, help="Diagnose again with less in each trace, and without the target.")
 @click.option("--list", "listed", is_flag=True, help="Only say what would run.")
 def main(
-    numbers: tuple[int, ...], only: tuple[str, ...], few: bool, names: str | None, keep: Path | None, level: str,
-    budget: float, threads: int, out: Path, require: float | None, thin: bool, listed: bool,
+    numbers: tuple[int, ...], only: tuple[str, ...], few: bool, names: str | None, keep: Path | None,
+    again: Path | None, level: str, budget: float, threads: int, out: Path, require: float | None, thin: bool,
+    listed: bool,
 ) -> None:  # fmt: skip
     """Seed, record, diagnose, score."""
+    if again and (thin or keep):
+        raise click.UsageError("--again goes without --keep and --thin: it serves nothing")
     torch.set_num_threads(threads)
     _hush()
     with tempfile.TemporaryDirectory(prefix="scoreboard-") as folder:
@@ -111,8 +118,9 @@ def main(
         if listed:
             return _list(seeds)
         with Stage(Path(folder), threads=threads) as stage:
-            judge = Judge(stage, _blind(budget), level=Level[level.upper()], keep=keep, page=_page, thin=thin)
-            command = " ".join(("make scoreboard", *_arguments(numbers, only, few, names, thin)))
+            kept, before = (Kept(root, _page) if root else None for root in (keep, again))
+            judge = Judge(stage, _blind(budget), level=Level[level.upper()], keep=kept, again=before, thin=thin)
+            command = " ".join(("make scoreboard", *_arguments(numbers, only, few, names, thin, again)))
             runs = _all(judge, seeds, {pair.name: pair for pair in pairs}, out, command)
     found = totals(runs)
     _QUIET.print(f"{found['first']} of {found['scored']} named first, {found['false_alarms']} false alarms; {out}")
@@ -127,10 +135,13 @@ def _hush() -> None:
     logging.disable_progress_bar()
 
 
-def _arguments(numbers: Sequence[int], only: Sequence[str], few: bool, names: str | None, thin: bool) -> list[str]:
+def _arguments(
+    numbers: Sequence[int], only: Sequence[str], few: bool, names: str | None, thin: bool, again: Path | None
+) -> list[str]:
     """How to have the same again."""
     options = [f"--seed {number}" for number in numbers] + [f"--only {one}" for one in only]
     options += ["--quick"] * few + ["--thin"] * thin + ([f"--pairs {names}"] if names else [])
+    options += ["--again KEPT"] * bool(again)
     return [f'ARGS="{" ".join(options)}"']
 
 

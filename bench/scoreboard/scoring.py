@@ -17,6 +17,7 @@ __all__ = ["Run", "failed", "score", "totals", "unscored"]
 _EXACT, _NEAR = 1e-6, 0.10
 _ALARMS = (Verdict.FAULT, Verdict.ENGINE_STATE)
 _FIRST_OF = 3
+_RAISED = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,11 @@ class Run:
         return isinstance(self.fault, str)
 
     @property
+    def raised(self) -> bool:
+        """Serving it, or diagnosing it, raised."""
+        return self.verdict == _RAISED
+
+    @property
     def stacked(self) -> bool:
         return isinstance(self.fault, list)
 
@@ -89,7 +95,7 @@ def failed(seed: Seed, error: Exception, *, while_: str, scored: bool) -> Run:
     """A run that raised. One that could not be served says nothing of the diagnosis, and is not scored."""
     text = str(error).strip()
     first = text.splitlines()[0] if text else ""
-    return Run(**_begun(seed), scored=scored, reason=f"{while_}: {type(error).__name__}: {first}", verdict="error")
+    return Run(**_begun(seed), scored=scored, reason=f"{while_}: {type(error).__name__}: {first}", verdict=_RAISED)
 
 
 def unscored(seed: Seed, reason: str, *, real: float | None = None, served: float | None = None) -> Run:
@@ -184,7 +190,7 @@ def totals(runs: Iterable[Run]) -> dict[str, Any]:
         "clean": sum(run.scored for run in clean),
         "false_alarms": sum(run.false_alarm for run in clean),
         "clean_undecided": sum(run.scored and run.verdict == Verdict.INSUFFICIENT for run in clean),
-        "errors": sum(run.verdict == "error" for run in runs),
+        "errors": sum(run.raised for run in runs),
         "predictions": _predictions(scored),
         "edits": {
             "checked": sum(run.edit_right is not None for run in scored),
