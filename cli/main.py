@@ -5,6 +5,7 @@ ended by Ctrl-C, 143 by SIGTERM.
 """
 
 import importlib
+import os
 import signal
 import sys
 from types import FrameType
@@ -36,6 +37,7 @@ class _Lazy(click.Group):
 @click.version_option(package_name="spectrace")
 def cli() -> None:
     """Flight recorder and replay lab for speculative decoding."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # commands have bars of their own
 
 
 class _Terminator:

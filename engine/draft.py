@@ -105,7 +105,7 @@ class DraftModel(nn.Module):
 
     def table(self) -> Tensor:
         """The target token ids that the draft vocabulary stands for [V]."""
-        return self.to_target(torch.arange(self.spec.draft_vocab, device=self.d2t.device))
+        return self.to_target(torch.arange(self.spec.draft_vocab, device=self.fc.weight.device))
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Target token ids of draft ids: `d2t` holds offsets, id k stands for token k + d2t[k].

@@ -80,7 +80,7 @@ def _verdict(outcome: Outcome) -> tuple[Verdict, list[str]]:
         return Verdict.INSUFFICIENT, [obeyed, *_undecided(outcome)]
     if step := readings.trained.undecided:
         return Verdict.INSUFFICIENT, [
-            f"the draft may have been trained otherwise than configured ({step.link}): it foretells these texts better "
+            f"the draft may have been trained otherwise than configured ({step.link}): these texts are likelier "
             "then, but they are too few, or too unlike those it was trained on, to be sure"
         ]
     return _how_good(outcome)

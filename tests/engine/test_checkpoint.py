@@ -151,7 +151,7 @@ def test_what_a_draft_shares_comes_from_its_target(
     weights = load_file(target_of("llama") / "model.safetensors")
     assert torch.equal(model.embedding.weight, weights["model.embed_tokens.weight"])
     assert torch.equal(model.head.weight, weights["lm_head.weight"])
-    assert torch.equal(model.to_target(torch.arange(96)), torch.arange(96))
+    assert torch.equal(model.table(), torch.arange(96))
 
 
 def test_a_draft_with_everything_of_its_own_needs_no_target(
