@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spectrace.replay.diagnosis import Cause, Diagnosis, Identified, Reading, Verdict
+from spectrace.replay.links import LINK_OF
 
 __all__ = ["render_causes", "render_diagnosis"]
 
@@ -26,7 +27,7 @@ _MEANING = {
     Verdict.WEAK_DRAFT: f"{_NOTHING}: the draft does what training reported, and that is too little. Train it further.",
     Verdict.OTHER_DATA: f"{_NOTHING}: fed rightly, the draft falls short of its trained accuracy, so these texts are "
     "other than those that it was trained on. Train it on texts like these.",
-    Verdict.FAULT: "Make the change that is said below, and serve again.",
+    Verdict.FAULT: "Make what is said below right, and serve again.",
     Verdict.ENGINE_STATE: "The draft was given what it should be given, and the engine made something else of it. No "
     "edit is known; where it happens, and where to look:",
     Verdict.INSUFFICIENT: "This trace cannot tell whether anything is broken. Why, and what to run next:",
@@ -36,9 +37,12 @@ _PROMISED = (
     "accuracy is then measured on these texts."
 )
 _UNPARTED = (
-    f"{_NOTHING} that this trace shows. A weak draft, or other data than it was trained on: a trace alone cannot part "
-    "these two; with --trained-accuracy (per step, as training reported it) it can."
+    f"{_NOTHING}: no fault was found. Acceptance is low because the draft is weak, because these texts are other than "
+    "those that it was trained on, or, beside what a round costs, because rounds are dear (deep drafts, large trees). "
+    "What training reported, step by step (--trained-accuracy 0.75,0.71,0.69), tells the first two apart."
 )
+_NO_GAIN = 1.02
+_HARMLESS = "What is said below is wrong, but no gain is foretold here: make it right for its own sake, without haste."
 _TITLE = {
     Verdict.HEALTHY: ("HEALTHY", "bold green"),
     Verdict.WEAK_DRAFT: ("WEAK DRAFT", "bold yellow"),
@@ -83,7 +87,7 @@ def _headline(trace: Path, diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield Text(title, style=style)
     yield Text(str(trace), style="dim", overflow="fold")
     yield Text()
-    yield Text(_UNPARTED if verdict is Verdict.WEAK_DRAFT and not measured else _MEANING[verdict])
+    yield Text(_meaning(diagnosis, measured=measured))
     yield from _acceptance(diagnosis)
     if verdict is Verdict.HEALTHY and not measured:
         yield Text(_PROMISED)
@@ -91,6 +95,15 @@ def _headline(trace: Path, diagnosis: Diagnosis) -> Iterator[RenderableType]:
         yield from (Text(), _bullets(diagnosis.notes))
     if verdict is Verdict.INSUFFICIENT and diagnosis.next_command:
         yield from (Text(), _command(diagnosis.next_command))
+
+
+def _meaning(diagnosis: Diagnosis, *, measured: bool) -> str:
+    if diagnosis.verdict is Verdict.WEAK_DRAFT and not measured:
+        return _UNPARTED
+    now, then = diagnosis.served_acceptance, diagnosis.repaired_acceptance
+    if diagnosis.verdict is Verdict.FAULT and now is not None and then is not None and then < _NO_GAIN * now:
+        return _HARMLESS
+    return _MEANING[diagnosis.verdict]
 
 
 def _acceptance(diagnosis: Diagnosis) -> Iterator[Text]:
@@ -103,17 +116,25 @@ def _acceptance(diagnosis: Diagnosis) -> Iterator[Text]:
         line += f", {then:.3f} {every}"
     yield Text(f"{line}.")
     even = diagnosis.worth.get("break_even_acceptance")
-    if even is not None and now < even:
-        yield Text(f"That is below the break-even length of {even:.2f}: now, decoding without a draft is faster.")
+    if even is None or now >= even:
+        return
+    stays = f", and {then:.3f} still is" if diagnosis.causes and then is not None and then < even else ""
+    line = (
+        f"{now:.3f} is below the break-even length of {even:.2f}{stays}: until that changes, decoding without a draft"
+    )
+    if plain := diagnosis.worth.get("plain_seconds_per_token"):
+        line += f" is faster, at about {1 / plain:.1f} tokens per second for {now / even / plain:.1f} now."
+    yield Text(line if plain else f"{line} is faster.")
 
 
 def _cause(number: int, cause: Cause) -> Iterator[RenderableType]:
     name = f"{cause.fault}, variant {cause.variant}," if cause.variant else cause.fault
     yield Text()
     yield _hanging(f"{number}.", Text(_capital(cause.title), style="bold"))
-    facts = [f"Fault {name} of the catalogue; confidence {cause.confidence:.0%}."]
+    facts = [f"Fault {name} of the catalogue; it explains {cause.confidence:.0%} of what was compared."]
     if cause.alike:
-        facts.append(f"These data cannot tell it from {', '.join(cause.alike)}.")
+        others = ", ".join(f"{id} ({LINK_OF[id]})" if id in LINK_OF else id for id in cause.alike)
+        facts.append(f"These data cannot tell it from {others}: repair one of them, and look again.")
     now, then = cause.served_acceptance, cause.predicted_acceptance
     if now is not None:
         foretold = "not foretold" if then is None else f"{then:.3f}"
@@ -144,7 +165,7 @@ def _readings(readings: Mapping[str, Reading]) -> Iterator[RenderableType]:
         "checkpoint is wrong; where C and T agree and E differs, the engine is wrong."
     )
     same = [link for link in readings if link not in shown]
-    said = f" No difference found in: {', '.join(same)}." if same else ""
+    said = f" No difference found in the draft's own {', '.join(same)}." if same else ""
     yield from _section("Three readings of each link", table, Text(legend + said, style="dim"))
 
 
@@ -157,7 +178,7 @@ def _slots(identified: Sequence[Identified]) -> Iterator[RenderableType]:
         return
     table = Table("slot", "configured", "held", box=None, pad_edge=False)
     table.add_column("error", justify="right")
-    table.add_column("next best")
+    table.add_column("closest other")
     table.add_column("its error", justify="right")
     for one in identified:
         texts = (str(one.slot), one.configured, one.best, _error(one.error), one.runner_up, _error(one.runner_up_error))
@@ -239,9 +260,11 @@ def _break_even_lines(worth: Mapping[str, Any]) -> Iterator[str]:
         return
     if worth.get("plain_from") == "bound":
         said = f"{length:.2f} at least (a plain step is taken to be as slow as a verify pass, and may be faster)"
+        said += ". Below it, decoding without a draft is faster; above it, this trace does not tell"
     else:
         said = f"about {length:.2f} (a plain step is estimated from passes with different numbers of rows)"
-    yield f"Break-even acceptance length: {said}. Below it, decoding without a draft is faster."
+        said += ". Below it, decoding without a draft is faster"
+    yield f"Break-even acceptance length: {said}."
 
 
 def _secs(secs: float) -> str:

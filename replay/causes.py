@@ -220,7 +220,7 @@ def _wrong_wiring(case: Case, readings: Readings, right: tuple[Slot, ...], wrong
 
 def _slot_evidence(match: Match) -> str:
     shown = match.shown
-    runner_up = f"; next best is {shown.runner_up} at {shown.runner_up_error:.1e}" if shown.runner_up else ""
+    runner_up = f"; the closest other is {shown.runner_up} at {shown.runner_up_error:.1e}" if shown.runner_up else ""
     return (
         f"slot {shown.slot} is configured as boundary {shown.configured} and holds {shown.best}: error "
         f"{shown.error:.1e} of the row's maximum, median of {match.rows} rows{runner_up}"
@@ -234,8 +234,8 @@ def _trained_evidence(readings: Readings, link: str) -> str:
     return (
         f"on true features the draft reaches acceptance length {_number(trained.best)} with {link} "
         f"{said(trained.configuration)}, and {_number(trained.configured)} as configured, {said(readings.configured)}; "
-        f"on requests that did not choose it, the tokens that came are likelier by {gain[0]:.2f} to {gain[1]:.2f} nats "
-        f"each (99 %)"
+        f"on requests kept apart to confirm it, each token that came is likelier by {gain[0]:.2f} to {gain[1]:.2f} "
+        f"nats (99 %)"
     )
 
 

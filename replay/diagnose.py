@@ -235,7 +235,7 @@ class _Lab:
             "boundaries known": len(self.truth.known()),
             "requests": plan.to_json(),
             "requests finished": len(self.case.texts),
-            "answers replayed": len(readings.engine.configured.met) if readings and readings.engine else 0,
+            "draft tokens replayed": len(readings.engine.configured.met) if readings and readings.engine else 0,
             "requests without all their draft rows": len(served.incomplete) if served else 0,
             "hypotheses tried": self.clock.tried,
             "hypotheses left untried for want of time": self.clock.skipped,

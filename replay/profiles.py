@@ -198,7 +198,10 @@ def fix_wiring(
     folder = (served or draft) if who == "conversion" else draft
     keys = _id_keys(profile, folder, key)
     changes = {one.key: [b - one.offset for b in boundaries] for one in keys}
-    edit = _set_config(folder, changes, {one.key: [b - one.offset for b in now] for one in keys if one.key == key})
+    shifted = [one.key for one in keys if one.offset]
+    why = f"under {' and '.join(shifted)} id i stands for boundary i + 1, the output of layer i" if shifted else ""
+    were = {one.key: [b - one.offset for b in now] for one in keys if one.key == key}
+    edit = _set_config(folder, changes, were, why=why)
     if not any(_get(_read(folder), one.key) or one.key == key for one in keys):
         edit = Edit(f"{edit.text}; without ids {profile.engine} takes {profile.default_wiring}", edit.command)
     if who == "config":

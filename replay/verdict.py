@@ -10,7 +10,7 @@ from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
 from spectrace.replay.evidence import Evidence
 from spectrace.replay.ladder import Ladder
 from spectrace.replay.readings import SURPRISED
-from spectrace.replay.worth import Worth
+from spectrace.replay.worth import Plain, Worth
 from spectrace.tracer.acceptance import Acceptance
 
 __all__ = ["Outcome", "conclude", "insufficient", "ranked", "record_again"]
@@ -126,23 +126,35 @@ def _how_good(outcome: Outcome) -> tuple[Verdict, list[str]]:
     trained = outcome.readings.trained if outcome.readings else None
     if trained and trained.surprise > SURPRISED:
         return Verdict.WEAK_DRAFT, [
-            f"rather other data than a weak draft: these texts surprise it by {trained.surprise:.1f} nats more than it "
-            f"expects (run as trained, on data as trained: 0 or less). --trained-accuracy would settle it"
+            f"other data is likelier than a weak draft: a token that came surprises it by {trained.surprise:.1f} nats "
+            f"more than it expects to be surprised; run as trained, on data as trained, that is 0 or less",
+            *_replayed(outcome),
         ]
-    if not _pays(served, worth):
-        return Verdict.WEAK_DRAFT, [
-            _why(served, worth),
-            "a weak draft, or other data than it was trained on: a trace alone cannot part these two; with "
-            "--trained-accuracy, as training reported it, it can",
-        ]
-    return Verdict.HEALTHY, [_why(served, worth)]
+    verdict = Verdict.HEALTHY if _pays(served, worth) else Verdict.WEAK_DRAFT
+    return verdict, [_why(served, worth), *_replayed(outcome)]
+
+
+def _replayed(outcome: Outcome) -> list[str]:
+    """What speaks for the engine."""
+    engine = outcome.readings.engine if outcome.readings else None
+    if engine is None:
+        return []
+    found = engine.reproduced
+    return [
+        f"replayed on the inputs that were recorded, {found.agreement:.1%} of {len(found.met)} draft tokens come out "
+        f"as they were served: weights, cache, masks and kernels did what they should"
+    ]
 
 
 def _why(served: Acceptance, worth: Worth) -> str:
     """What a verdict of good or weak rests on."""
     if worth.break_even_acceptance is not None:
-        reached = "reaches" if _pays(served, worth) else "does not reach"
-        return f"acceptance length {_said(served)} {reached} the break-even length {worth.break_even_acceptance:.2f}"
+        even, length = worth.break_even_acceptance, f"acceptance length {_said(served)}"
+        if not _pays(served, worth):
+            return f"{length} is below the break-even length {even:.2f}"
+        if worth.plain_from is Plain.BOUND:
+            return f"{length} is above {even:.2f}, the least that the break-even length can be"
+        return f"{length} is above the break-even length {even:.2f}"
     first = served.conditional_rates[0] if served.conditional_rates else None
     return "no break-even length is known; of first drafts " + (
         "none was verified" if first is None else f"{first:.0%} are right"

@@ -119,7 +119,7 @@ def test_the_edit_comes_before_what_it_rests_on() -> None:
     assert "eagle_aux_hidden_state_layer_ids to [0, 3, 16]" in words and "[with]" in words
     assert "1.049 now, 2.021 once all are repaired" in words
     assert "with this link alone repaired: 1.877" in words and "with this link alone repaired: not foretold" in words
-    assert "cannot tell it from R1, K1" in words
+    assert "cannot tell it from R1 (positions), K1: repair one" in words
 
 
 def test_a_command_is_printed_as_it_is_to_be_run() -> None:
@@ -134,7 +134,7 @@ def test_readings_shown_are_the_wiring_and_those_that_differ() -> None:
     words = _words(_page(FAULT))
     assert "wiring (3, 16, 27) (3, 16, 27) (0, 3, 16)" in words
     assert "feedback post_norm pre_norm not decided" in words
-    assert "No difference found in: residual, rope theta." in words
+    assert "No difference found in the draft's own residual, rope theta." in words
 
 
 def test_worth_is_said_in_units_and_at_its_strength() -> None:
@@ -160,7 +160,7 @@ def test_where_nothing_is_broken_nothing_is_to_be_repaired(verdict: Verdict, mea
 def test_without_trained_accuracy_a_weak_draft_is_not_told_from_other_data() -> None:
     both, told = _plain(Verdict.WEAK_DRAFT), _plain(Verdict.WEAK_DRAFT, coverage={"ladder": _ladder(0.5)})
     assert "WEAK DRAFT, or other data" in _page(both) and "--trained-accuracy" in _page(both)
-    assert _page(told).startswith("WEAK DRAFT\n") and "cannot part" not in _words(_page(told))
+    assert _page(told).startswith("WEAK DRAFT\n") and "tells the first two apart" not in _words(_page(told))
     assert "0 0.500 0.500" in _words(_page(told))
 
 
@@ -273,3 +273,19 @@ def test_a_recorded_draft_that_is_gone_is_asked_for(spectrace: Say, tmp_path: Pa
     seal_trace(trace)
     said = spectrace("diagnose", trace)
     assert said.code == 2 and "say where with --draft DIR" in said.complaint
+
+
+def test_a_repair_that_brings_nothing_is_not_urged() -> None:
+    one = replace(FAULT, causes=(CAUSE,), served_acceptance=1.836, repaired_acceptance=1.824)
+    assert "no gain is foretold" in _words(_page(one)) and "serve again" not in _words(_page(one))
+    assert "no gain is foretold" not in _words(_page(FAULT)) and "serve again" in _words(_page(FAULT))
+
+
+@pytest.mark.parametrize(("after", "still"), [(1.15, True), (2.021, False)])
+def test_what_decoding_without_a_draft_brings_is_said_and_whether_the_repair_changes_that(
+    after: float, still: bool
+) -> None:
+    worth = {**FAULT.worth, "break_even_acceptance": 1.2, "plain_seconds_per_token": 0.08}
+    words = _words(_page(replace(FAULT, worth=worth, served_acceptance=1.05, repaired_acceptance=after)))
+    assert "1.050 is below the break-even length of 1.20" in words and ("and 1.150 still is" in words) == still
+    assert "at about 12.5 tokens per second for 10.9 now" in words
