@@ -60,7 +60,7 @@ class Branches:
         """Of each text's values, one per output token: t .. t + K - 1 for every start t [M, K], -1 past the end."""
         found = []
         for values, (_, starts, _) in zip(of_each, self.starts(), strict=True):
-            padded = np.concatenate([np.asarray(values), np.full(depth, -1)])
+            padded = np.pad(np.asarray(values), (0, depth), constant_values=-1)
             found.append(np.lib.stride_tricks.sliding_window_view(padded, depth)[1 : len(starts) + 1])
         return np.concatenate(found)
 

@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from spectrace.engine.checkpoint import (
 from spectrace.engine.dialect import Wiring
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, MlaSpec, RopeKind, RopeSpec, Stream
+from spectrace.replay.compare import COARSE_TOLERANCE, TOLERANCE
 from spectrace.replay.configuration import Configuration, Slot
 from spectrace.replay.texts import Text, read_texts
 from spectrace.tracer.errors import UserError
@@ -28,7 +30,6 @@ from spectrace.tracer.trace import Trace
 
 __all__ = ["Case", "open_case"]
 
-_TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.1
 _STREAMS = {"residual": Stream, "feedback": Stream, "fuse_norm": FuseNorm}
 
 
@@ -65,7 +66,7 @@ class Case:
     @property
     def tolerance(self) -> float:
         """How far two ways to compute one row may part, of the row's maximum."""
-        return _COARSE_TOLERANCE if self.coarse else _TOLERANCE
+        return COARSE_TOLERANCE if self.coarse else TOLERANCE
 
     @property
     def served_folder(self) -> Path | None:
@@ -91,7 +92,16 @@ class Case:
 
 
 def open_case(trace: Trace, checkpoint: DraftCheckpoint, target: Path | None) -> Case:
-    """Read everything that decides a diagnosis; raises UserError for a target that does not fit the draft."""
+    """Read everything that decides a diagnosis.
+
+    Raises UserError for a target that does not fit the draft, and for a trace of several starts of an engine.
+    """
+    starts = np.unique(trace.rows("received", rank=0)["incarnation"])
+    if len(starts) > 1:
+        raise UserError(
+            f"{trace.folder}: it holds {len(starts)} starts of the engine, each with requests numbered anew; expected "
+            f"one: record again without a restart"
+        )
     dtype = getattr(torch, str(trace.manifest.get("dtype", "float32")), None)
     if not isinstance(dtype, torch.dtype):
         raise UserError(

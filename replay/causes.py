@@ -12,7 +12,7 @@ from spectrace.replay.hypotheses import LINKS, Hypothesis, mapping, moving
 from spectrace.replay.identify import Match
 from spectrace.replay.links import LINK_OF
 from spectrace.replay.profiles import Edit, Who, fix_hand_off, fix_switch, fix_wiring, profile_of
-from spectrace.replay.readings import EngineReading, TrainedReading
+from spectrace.replay.readings import SURPRISED, EngineReading, TrainedReading, rivals_of
 from spectrace.replay.wirings import name_wiring
 
 __all__ = ["Broken", "Readings", "broken_links", "found_alone"]
@@ -86,7 +86,9 @@ def found_alone(case: Case, evidence: Evidence) -> list[Broken]:
 
 def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Broken]:
     """Everything that is wrong, what is proven by the trace alone first; one entry for one link."""
-    confirmed = readings.trained is not None and "vocabulary map" not in {s.link for s in readings.trained.steps}
+    trained = readings.trained
+    sure = trained is not None and trained.undecided is None and trained.surprise <= SURPRISED
+    confirmed = trained is not None and sure and "vocabulary map" not in {step.link for step in trained.steps}
     findings = [one for one in evidence.findings if not (one.variant == "checkpoint" and confirmed)]
     found = [_from_finding(case, evidence, finding, readings) for finding in findings]
     values = () if evidence.cast else (*_unknown_slots(case, readings), *_scaled(case, readings))
@@ -231,9 +233,12 @@ def _trained_evidence(readings: Readings, link: str) -> str:
     trained = readings.trained
     assert trained
     said, gain = LINKS[link].read, trained.gain or (0.0, 0.0)
+    others = [step.link for step in trained.steps if step.link != link]
+    together = f" (and {', '.join(dict.fromkeys(others))} as said elsewhere)" if others else ""
     return (
         f"on true features the draft reaches acceptance length {_number(trained.best)} with {link} "
-        f"{said(trained.configuration)}, and {_number(trained.configured)} as configured, {said(readings.configured)}; "
+        f"{said(trained.configuration)}{together}, and {_number(trained.configured)} as configured, "
+        f"{said(readings.configured)}; "
         f"on requests kept apart to confirm it, each token that came is likelier by {gain[0]:.2f} to {gain[1]:.2f} "
         f"nats (99 %)"
     )
@@ -301,7 +306,7 @@ def _engine_evidence(engine: EngineReading, step: Hypothesis) -> tuple[str, ...]
             f"as configured, replay and record part first at {stage.stage}, depth {stage.depth}: "
             f"{stage.rows - stage.equal} of {stage.rows} rows"
         )
-    if others := [one.title for one in engine.rivals if one.link == step.link]:
+    if others := [one.title for one in rivals_of(engine, step)]:
         lines.append(f"the answers cannot tell this from: {', '.join(others)}")
     return tuple(lines)
 
@@ -318,7 +323,7 @@ def _wrong_link(
     link = LINKS[step.link]
     profile = profile_of(case.trace.manifest)
     if step.link == "positions":
-        edit = fix_hand_off(profile, step.fault, step.variant)
+        edit = fix_hand_off(profile, step.fault, "reverse" if who == "config" else step.variant)
     else:
         edit = fix_switch(
             profile,
@@ -329,8 +334,9 @@ def _wrong_link(
             right=link.to_write(right),
             now=link.to_write(wrong),
         )
-    rivals = (readings.trained if who == "config" else readings.engine) or None
-    alike = dict.fromkeys((*step.alike, *(rival.fault for rival in (rivals.rivals if rivals else ()))))
+    reading = readings.trained if who == "config" else readings.engine
+    rivals = rivals_of(reading, step) if reading else ()
+    alike = dict.fromkeys((*step.alike, *(rival.fault for rival in rivals)))
     title = f"{step.link}: {link.read(wrong)}, where {link.read(right)} is right"
     agreement = readings.engine.reproduced.agreement if readings.engine and who != "config" else 0.99
     others = tuple(fault for fault in alike if fault != step.fault)

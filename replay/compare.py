@@ -13,8 +13,9 @@ from torch import Tensor
 from spectrace.replay.inputs import DepthRows, Int
 from spectrace.replay.replay import DepthOutput
 
-__all__ = ["STAGES", "Comparison", "Drawn", "StageError", "row_error"]
+__all__ = ["COARSE_TOLERANCE", "STAGES", "TOLERANCE", "Comparison", "Drawn", "StageError", "row_error"]
 
+TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.1  # of a row's maximum, in fp32 and below: far beyond what rounding does
 STAGES = ("fused", "hidden", "state", "logits", "probability")
 
 

@@ -9,7 +9,7 @@ import torch
 
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.tree import Tree
-from spectrace.replay.compare import Comparison, Drawn
+from spectrace.replay.compare import COARSE_TOLERANCE, TOLERANCE, Comparison, Drawn
 from spectrace.replay.expected import ExpectedWalk, drafts_were_drawn, expected_walk
 from spectrace.replay.inputs import Served, read_served
 from spectrace.replay.replay import replay_inputs
@@ -23,7 +23,6 @@ from spectrace.tracer.trace import Trace
 __all__ = ["ReplayReport", "read_drawn", "replay_trace"]
 
 _BLOCK_ROWS = 4096
-_TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.1  # of a row's maximum, in fp32 and below: far beyond what rounding does
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class ReplayReport:
     incomplete: int
     expected: ExpectedWalk | None = None
 
-    tolerance: float = _TOLERANCE
+    tolerance: float = TOLERANCE
 
     @property
     def agrees(self) -> bool:
@@ -101,7 +100,7 @@ def replay_trace(
         len(served.requests),
         len(served.incomplete),
         expected,
-        _TOLERANCE if next(model.parameters()).dtype == torch.float32 else _COARSE_TOLERANCE,
+        TOLERANCE if next(model.parameters()).dtype == torch.float32 else COARSE_TOLERANCE,
     )
 
 

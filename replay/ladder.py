@@ -363,8 +363,10 @@ def _rung(step: int, trained: float, hits_R: Float, answers_R: Float) -> Rung:
     if not answers:
         return Rung(step, trained, None, 0, None, None)
     asked = answers_R > 0
-    wide = asked.sum() >= _FEW_REQUESTS
-    low, high = ratio_interval(hits_R[asked], answers_R[asked], sure=0.95) if wide else _wilson(hits, answers)
+    low, high = _wilson(hits, answers)  # which also holds where all or none of the answers are hits
+    if asked.sum() >= _FEW_REQUESTS:
+        over_requests = ratio_interval(hits_R[asked], answers_R[asked], sure=0.95)
+        low, high = max(min(low, over_requests[0]), 0.0), min(max(high, over_requests[1]), 1.0)
     return Rung(step, trained, hits / answers, int(answers), low, high)
 
 

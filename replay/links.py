@@ -72,9 +72,16 @@ ENGINE_LINKS: Mapping[str, EngineLink] = {
     "R1": EngineLink(
         "positions",
         "give depth d below position p position p + d: one more for each depth, and no more",
-        {"text": "give every row of text the position at which the target ran it"},
+        {
+            "text": "give every row of text the position at which the target ran it",
+            "reverse": "move positions from depth to depth as the draft was trained to, which this engine does not",
+        },
     ),
-    "R2": EngineLink("positions", "give depth d below position p position p + d: one more for each depth"),
+    "R2": EngineLink(
+        "positions",
+        "give depth d below position p position p + d: one more for each depth",
+        {"reverse": "move positions from depth to depth as the draft was trained to, which this engine does not"},
+    ),
     "X1": EngineLink("rows", "pick each request's own rows: rows of two requests are exchanged on their way"),
     "X2": EngineLink("rows", "pick the rows that were accepted, not those beside them"),
     "X3": EngineLink("rows", "leave out the rows that only fill a batch up: they are used as if they were text"),

@@ -8,10 +8,10 @@ import numpy as np
 from spectrace.replay.inputs import Served
 from spectrace.replay.truth import Truth
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["TRUE_ROWS", "Plan", "first_requests", "make_plan"]
 
 _ENGINE_ROWS = 2048  # depth-0 rows on which hypotheses about the engine are tried
-_CHOOSING_ROWS, _TRUE_ROWS = 768, 6144  # true rows on which training is read, and on which acceptance is foretold
+_CHOOSING_ROWS, TRUE_ROWS = 768, 6144  # true rows on which training is read, and on which acceptance is foretold
 _TRUE_BYTES = 384 << 20
 _FEWEST_ANSWERS = 64  # tokens of answers; of fewer nothing is sure
 
@@ -40,14 +40,16 @@ def make_plan(served: Served | None, truth: Truth, *, width: int) -> Plan:
     lengths = {request: len(text.tokens) for request, text in sorted(truth.texts.items())}
     rows = _TRUE_BYTES // max(4 * width * len(truth.known() or [0]), 1)
     halves = list(lengths)[::2], list(lengths)[1::2]
-    choosing = _first({request: lengths[request] for request in halves[0]}, min(rows // 3, _CHOOSING_ROWS))
-    confirming = _first({request: lengths[request] for request in halves[1]}, min(2 * rows // 3, 2 * _CHOOSING_ROWS))
+    choosing = first_requests({request: lengths[request] for request in halves[0]}, min(rows // 3, _CHOOSING_ROWS))
+    confirming = first_requests(
+        {request: lengths[request] for request in halves[1]}, min(2 * rows // 3, 2 * _CHOOSING_ROWS)
+    )
     answers = [sum(len(truth.texts[request].output) for request in half) for half in (choosing, confirming)]
     return Plan(
-        engine=_first(_draft_rows(served), _ENGINE_ROWS) if served else (),
+        engine=first_requests(_draft_rows(served), _ENGINE_ROWS) if served else (),
         choosing=choosing,
         confirming=confirming,
-        foretelling=_first(lengths, _TRUE_ROWS),
+        foretelling=first_requests(lengths, TRUE_ROWS),
         enough=min(answers) >= _FEWEST_ANSWERS,
     )
 
@@ -59,7 +61,7 @@ def _draft_rows(served: Served) -> dict[int, int]:
     return {request: found.get(request, 0) for request in served.requests.tolist()}
 
 
-def _first(lengths: Mapping[int, int], rows: int) -> tuple[int, ...]:
+def first_requests(lengths: Mapping[int, int], rows: int) -> tuple[int, ...]:
     """The first requests with about so many rows, one at least."""
     found, total = list[int](), 0
     for request, length in lengths.items():

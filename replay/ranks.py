@@ -62,7 +62,7 @@ def ranks(trace: Trace) -> Ranks:
         "received": ("hashes", "token", "position"),
         "drafted": ("state_hash", "draft_token", "token"),
     }
-    pairs = {family: _paired(trace.rows(family), named) for family, named in columns.items()}
+    pairs = {family: _paired(trace.rows(family, live=True), named) for family, named in columns.items()}
     pairs = {family: one for family, one in pairs.items() if len(one.ours)}
     compared = {family: len(one.ours) for family, one in pairs.items()}
     equal = {family: int((~one.any).sum()) for family, one in pairs.items()}
@@ -165,7 +165,9 @@ def _sums(trace: Trace, emitted: _Pairs) -> list[str]:
     for slot, boundary in enumerate(configured):
         true = _boundary(reference.take(at), boundary)
         if true is not None and true.shape == slots[0][slot].shape:
-            one, both = (_far(part, true) for part in (slots[0][slot], slots[0][slot] + slots[1][slot]))
+            one, both = (
+                float(row_error(true, part).median()) for part in (slots[0][slot], slots[0][slot] + slots[1][slot])
+            )
             told.append(
                 f"slot {slot}, {len(rows)} rows read: rank 0 is {one:.2g} of the row's maximum from boundary "
                 f"{boundary}, the sum over ranks {both:.2g}"
@@ -180,11 +182,6 @@ def _boundary(rows: Rows, boundary: int) -> Tensor | None:
         return rows.tensor("boundaries", f"b{boundary}").float()
     except UserError:
         return None
-
-
-def _far(rows: Tensor, true: Tensor) -> float:
-    """The median row's max|Δ| over its max|true|."""
-    return float(((rows - true).abs().amax(-1) / true.abs().amax(-1).clamp_min(1e-30)).median())
 
 
 def _draft(received: _Pairs, drafted: _Pairs, rounding: Sequence[str], *, upstream: bool) -> list[Finding]:

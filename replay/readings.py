@@ -22,7 +22,7 @@ from spectrace.replay.reproduce import Reproduced, reproduce
 from spectrace.replay.statistics import Interval, paired_interval
 from spectrace.replay.truth import TrueText
 
-__all__ = ["SURPRISED", "Clock", "EngineReading", "Told", "TrainedReading", "read_engine", "read_training"]
+__all__ = ["SURPRISED", "Clock", "EngineReading", "Told", "TrainedReading", "read_engine", "read_training", "rivals_of"]
 
 Float = npt.NDArray[np.float64]
 Around = Callable[[Configuration], Iterable[Hypothesis]]
@@ -31,7 +31,7 @@ Told = Callable[[str, int, int], None]
 _STACK = 4
 _EXPLAINED, _EXPLAINED_COARSE = 0.98, 0.93
 _GAIN = 0.02  # of answers met: less is no step
-_FEW_ROWS = 160  # that tell whether a hypothesis is far worse
+_FEW_STARTS = 64  # that tell whether a hypothesis is far worse
 _TRIED = 6  # screened hypotheses that are tried at every depth
 _SCREENED_SURE, _TRAINED_SURE = 2.0, 0.99
 SURPRISED = 0.5  # nats: drafts run as trained, on data as trained, came to -0.8 to 0, on other data to 0.6 to 1.7
@@ -65,7 +65,7 @@ class EngineReading:
     """What the engine did: the steps from the configured reading, and how well the result reproduces it.
 
     `steps` is empty where the configured reading does, and where nothing tried does: `explained` tells which. `rivals`
-    are hypotheses that the answers cannot tell from the steps taken.
+    are, step by step, the hypotheses that the answers cannot tell from it.
     """
 
     configuration: Configuration
@@ -73,7 +73,7 @@ class EngineReading:
     configured: Reproduced
     reproduced: Reproduced
     explained: bool
-    rivals: tuple[Hypothesis, ...] = ()
+    rivals: tuple[tuple[Hypothesis, ...], ...] = ()
 
 
 def read_engine(
@@ -97,7 +97,7 @@ def read_engine(
         return reproduce(configuration, blocks, drawn, tolerance=tolerance)
 
     base = run(configured)
-    at, found, steps, rivals = configured, base, list[Hypothesis](), list[Hypothesis]()
+    at, found, steps, rivals = configured, base, list[Hypothesis](), list[tuple[Hypothesis, ...]]()
     while found.agreement < enough and len(steps) < _STACK:
         tried = [
             (one, (there := one.apply(at)), run(there))
@@ -108,7 +108,7 @@ def read_engine(
         best, there, result = max(tried, key=lambda each: (each[2].agreement, each[0].fault in likely))
         if result.agreement < found.agreement + _GAIN:
             break
-        rivals += [one for one, _, other in tried if one is not best and bool((other.met == result.met).all())]
+        rivals.append(tuple(o for o, _, other in tried if o is not best and bool((other.met == result.met).all())))
         at, found = there, result
         steps.append(best)
     if found.agreement < enough:
@@ -126,9 +126,10 @@ def _fresh(hypotheses: Iterable[Hypothesis], steps: Sequence[Hypothesis]) -> lis
 class TrainedReading:
     """What the draft was trained for: the steps from the configured reading, and the acceptance lengths of both.
 
-    `gain` is the 99 % interval of the nats by which the steps make the tokens that came likelier, on requests that did
-    not choose them; `surprise` is that of the draft so run. `undecided` is a step that makes them likelier on both
-    halves, but not surely so: the text is too short, or unlike what the draft was trained on.
+    `gain` is the 99 % interval of the nats by which all steps together make a token that came likelier, on requests
+    that did not choose them; `surprise` is that of the draft so run. `rivals` are, step by step, what the text cannot
+    tell from it. `undecided` is a step that makes tokens likelier on both halves, but not surely so: the text is too
+    short, or unlike what the draft was trained on.
     """
 
     configuration: Configuration
@@ -137,8 +138,13 @@ class TrainedReading:
     best: float | None
     surprise: float
     gain: Interval | None = None
-    rivals: tuple[Hypothesis, ...] = field(default=())
+    rivals: tuple[tuple[Hypothesis, ...], ...] = field(default=())
     undecided: Hypothesis | None = None
+
+
+def rivals_of(reading: EngineReading | TrainedReading, step: Hypothesis) -> tuple[Hypothesis, ...]:
+    """What the data cannot tell from a step of a reading."""
+    return next((rivals for one, rivals in zip(reading.steps, reading.rivals, strict=True) if one == step), ())
 
 
 def read_training(
@@ -157,8 +163,8 @@ def read_training(
     """
     search = _Search(around, foreteller, clock)
     both = [*chosen_on, *confirmed_on]
-    at, steps, rivals = configured, list[Hypothesis](), list[Hypothesis]()
-    plain, gain, undecided = surprise(at, confirmed_on), None, None
+    at, steps, rivals = configured, list[Hypothesis](), list[tuple[Hypothesis, ...]]()
+    plain, undecided = surprise(at, confirmed_on), None
     while len(steps) < _STACK:
         step = search.best(at, steps, chosen_on)
         if step is None:
@@ -169,15 +175,17 @@ def read_training(
         interval = search.gain(there, at, confirmed_on)
         worth_it = _worth_it(*(foreteller.walks(one, both) for one in (there, at)))
         if not (worth_it and (interval[0] > 0 or (again and sum(interval) > 0))):
-            undecided = step[0] if worth_it and sum(interval) > 0 and not steps else None
+            no_better = sum(interval) <= 0  # of too few texts there is no interval, and nothing is decided
+            undecided = step[0] if worth_it and not no_better and not steps else None
             break
-        at, gain = there, gain if again else interval
+        at = there
         steps.append(step[0])
-        rivals += step[1]
+        rivals.append(step[1])
     surprised = surprise(at, confirmed_on)
     if steps and not surprised <= SURPRISED:
         undecided = steps[0] if surprised <= plain / 2 else None
-        at, steps, rivals, gain, surprised = configured, [], [], None, plain
+        at, steps, rivals, surprised = configured, [], [], plain
+    gain = search.gain(at, configured, confirmed_on) if steps else None
     before, after = (acceptance_length(foreteller.walks(one, confirmed_on)) for one in (configured, at))
     return TrainedReading(at, tuple(steps), before, after, surprised, gain, tuple(rivals), undecided)
 
@@ -192,7 +200,7 @@ class _Search:
 
     def best(
         self, at: Configuration, steps: Sequence[Hypothesis], texts: Sequence[TrueText]
-    ) -> tuple[Hypothesis, list[Hypothesis]] | None:
+    ) -> tuple[Hypothesis, tuple[Hypothesis, ...]] | None:
         """The step, and those that draft just as it does; None where no step makes the text likelier."""
         own = self._of(at, texts)
         screened = self._screened(at, _fresh(self.around(at), steps), own.sharpness, texts)
@@ -205,7 +213,7 @@ class _Search:
         best = max((one for one, _ in better), key=held.__getitem__)
         walked = self.foreteller.walks(best.apply(at), texts)
         others = (one for one, _ in better if one is not best)
-        return best, [one for one in others if _same(self.foreteller.walks(one.apply(at), texts), walked)]
+        return best, tuple(one for one in others if _same(self.foreteller.walks(one.apply(at), texts), walked))
 
     def gain(self, there: Configuration, at: Configuration, texts: Sequence[TrueText]) -> Interval:
         """By how many nats a token that came is likelier there than here."""
@@ -220,9 +228,9 @@ class _Search:
     ) -> list[Hypothesis]:
         """The few that make first drafts likelier; those that show at deeper drafts only are all kept.
 
-        Most are far worse, which a few rows tell: only the others are run over all texts.
+        Most are far worse, which a few starts tell: only the others are run over all texts.
         """
-        few = texts[: next((n for n, rows in enumerate(_rows(texts), 1) if rows >= _FEW_ROWS), len(texts))]
+        few = texts[: next((n for n, starts in enumerate(_starts(texts), 1) if starts >= _FEW_STARTS), len(texts))]
         own_few, own = (likelihood(at, some, sharpness=sharpness).nats for some in (few, texts))
         scored: list[tuple[float, int, Hypothesis]] = []
         for number, one in enumerate(self.clock.each("what the draft was trained for", hypotheses)):
@@ -240,14 +248,16 @@ class _Search:
         return deeper + [one for score, _, one in scored if score != np.inf][:_TRIED]
 
 
-def _rows(texts: Sequence[TrueText]) -> Iterator[int]:
-    return accumulate(len(text.text.tokens) for text in texts)
+def _starts(texts: Sequence[TrueText]) -> Iterator[int]:
+    return accumulate(len(text.text.output) - 1 for text in texts)
 
 
 def _sureness(new: Sequence[Float], old: Sequence[Float]) -> float:
     """Mean difference of two paired rows of numbers over its standard error, were all of them independent."""
     difference = np.concatenate(new) - np.concatenate(old)
-    error = difference.std() / np.sqrt(len(difference))
+    if len(difference) < 2:
+        return 0.0
+    error = difference.std(ddof=1) / np.sqrt(len(difference))
     return float(difference.mean() / error) if error else 0.0
 
 

@@ -7,6 +7,7 @@ from spectrace.replay.causes import Broken, Readings
 from spectrace.replay.configuration import Configuration
 from spectrace.replay.diagnosis import Cause
 from spectrace.replay.foretell import Foreteller, Foretold, acceptance_length
+from spectrace.replay.plan import TRUE_ROWS, first_requests
 from spectrace.replay.truth import Truth
 
 __all__ = ["Repairs", "foretell_repairs"]
@@ -57,9 +58,10 @@ def foretell_repairs(
     }
     if 0 not in possible:
         return nothing
-    chosen = [request for request in requests or truth.texts if request in truth.texts]
-    lengths = _walk(possible, truth, chosen, foreteller)
-    return Repairs(lengths.get(0), tuple(lengths.get(at + 1) for at in range(len(broken))))
+    lengths = {request: len(text.tokens) for request, text in truth.texts.items()}
+    chosen = [request for request in requests or first_requests(lengths, TRUE_ROWS) if request in truth.texts]
+    found = _walk(possible, truth, chosen, foreteller)
+    return Repairs(found.get(0), tuple(found.get(at + 1) for at in range(len(broken))))
 
 
 def _walk(

@@ -4,6 +4,7 @@ Where requests are few, over stretches of them: neighbours hang together, places
 """
 
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -38,4 +39,22 @@ def ratio_interval(above: Float, below: Float, *, sure: float = 0.95) -> Interva
     sums, totals = above[drawn].sum(1), below[drawn].sum(1)
     ratios = sums[totals > 0] / totals[totals > 0]
     low, high = np.percentile(ratios, [50 * (1 - sure), 50 * (1 + sure)])
-    return float(low), float(high)
+    middle, wider = float(above.sum() / below.sum()), _wider(len(above), sure)
+    return middle - wider * (middle - float(low)), middle + wider * (float(high) - middle)
+
+
+def _wider(requests: int, sure: float) -> float:
+    """By how much few requests make an interval too narrow: Student's quantile over the normal one, and Bessel's n - 1.
+
+    The quantile is the expansion of Abramowitz and Stegun, 26.7.5.
+    """
+    if requests < 2:
+        return 1.0
+    z, free = NormalDist().inv_cdf((1 + sure) / 2), requests - 1
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    t = z + sum(term / free**power for power, term in enumerate(terms, 1))
+    return float(t / z * np.sqrt(requests / free))

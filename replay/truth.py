@@ -133,9 +133,9 @@ class Recorded:
         self._rows: Rows = reference.take(became_text(reference, trace.rows("verified", accepted=True)))
         theirs = read_texts(trace)
         self._twin = {request: request for request in texts} if own else _twins(texts, theirs)
-        self._lengths = {
-            mine: _shared(texts[mine], theirs[twin]) for mine, twin in self._twin.items() if twin in theirs
-        }
+        shared = {mine: _shared(texts[mine], theirs[twin]) for mine, twin in self._twin.items() if twin in theirs}
+        # A text that parts at its first answers has no start that a draft could be judged at.
+        self._lengths = {mine: length for mine, length in shared.items() if length > len(texts[mine].prompt) + 1}
 
     def has(self, slot: Slot) -> bool:
         return slot.view is View.STREAM and slot.boundary in self.boundaries and len(self._rows) > 0

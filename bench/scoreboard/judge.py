@@ -85,7 +85,7 @@ class Judge:
         except Exception as error:
             if self.keep:
                 self.keep.put_diagnosis(seed, trace, error)
-            return failed(seed, error, while_="diagnosing", scored=True)
+            return failed(seed, error, while_="diagnosing", scored=True, real=real, each=each)
         seconds = time.perf_counter() - started
         if self.keep:
             self.keep.put_diagnosis(seed, trace, found)

@@ -91,11 +91,26 @@ def _begun(seed: Seed) -> dict[str, Any]:
     return {"fault": fault, "variant": variant, "pair": seed.pair, "seed": seed.number, "kind": seed.kind}
 
 
-def failed(seed: Seed, error: Exception, *, while_: str, scored: bool) -> Run:
+def failed(
+    seed: Seed,
+    error: Exception,
+    *,
+    while_: str,
+    scored: bool,
+    real: float | None = None,
+    each: Mapping[str, float | None] | None = None,
+) -> Run:
     """A run that raised. One that could not be served says nothing of the diagnosis, and is not scored."""
     text = str(error).strip()
     first = text.splitlines()[0] if text else ""
-    return Run(**_begun(seed), scored=scored, reason=f"{while_}: {type(error).__name__}: {first}", verdict=_RAISED)
+    return Run(
+        **_begun(seed),
+        scored=scored,
+        reason=f"{while_}: {type(error).__name__}: {first}",
+        verdict=_RAISED,
+        real=real,
+        each={id: (None, after) for id, after in (each or {}).items()},
+    )
 
 
 def unscored(seed: Seed, reason: str, *, real: float | None = None, served: float | None = None) -> Run:

@@ -188,3 +188,9 @@ def test_at_a_temperature_the_target_s_best_token_counts_and_not_what_came(recor
     measured = teacher_forced(model, _blocks(recorded), DEPTH, choices=choices)
     ladder = compare(Trained((0.5,)), measured)
     assert any("temperature 1" in note for note in ladder.notes) and ladder.walked_length is None
+
+
+@pytest.mark.parametrize(("hit", "trained"), [(0, 0.05), (1, 1.0)])
+def test_answers_that_are_all_alike_are_not_sure_of_it(hit: int, trained: float) -> None:
+    measured = TeacherForced(tuple(_answers([[hit]] * 4) for _ in range(8)), 1)
+    assert compare(Trained((trained,)), measured).reaches is True

@@ -39,3 +39,13 @@ def test_nothing_has_no_interval() -> None:
 def test_the_same_data_give_the_same_interval() -> None:
     above, below = np.arange(9.0), np.full(9, 10.0)
     assert ratio_interval(above, below) == ratio_interval(above, below)
+
+
+@pytest.mark.parametrize("requests", [6, 8, 12, 24])
+def test_of_nothing_a_99_percent_interval_is_seldom_sure(requests: int) -> None:
+    random = np.random.default_rng(requests)
+    sure = 0
+    for _ in range(1500):
+        low, _ = ratio_interval(random.standard_normal(requests), np.ones(requests), sure=0.99)
+        sure += low > 0
+    assert sure / 1500 < 0.015
