@@ -35,6 +35,7 @@ from spectrace.engine.serving import Serving
 from spectrace.engine.spec import FuseNorm, RopeKind, Stream
 from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
 from spectrace.tracer import Keys, Recorder, Trace, create_trace
+from spectrace.tracer.errors import UserError
 
 SMALL = tuple(name for name in PAIRS if name != "smollm2")
 
@@ -529,3 +530,11 @@ def test_what_was_not_scored_is_not_diagnosed_again(tmp_path: Path, pairs: dict[
     stage = FakeStage(tmp_path, repaired=Recorded(3.0, {"received": []}))
     run = Judge(stage, lambda *_: pytest.fail("diagnosed"), again=kept).run(seed, pairs["toy"])
     assert (run.scored, run.reason) == (False, "changes nothing")
+
+
+def test_no_folder_of_this_machine_is_in_a_score(tmp_path: Path) -> None:
+    cause = replace(a_cause("N3"), fix=f"in {tmp_path}/draft/config.json set norm_output (eagle/medusa) to 1/2")
+    run = score(a_seed("N3"), a_diagnosis(cause), real=2.0, seconds=1.0)
+    assert run.fix == "in .../config.json set norm_output (eagle/medusa) to 1/2"
+    lost = failed(a_seed("N3"), UserError(f"{tmp_path / 'trace'}: torn"), while_="diagnosing", scored=True)
+    assert lost.reason == "diagnosing: UserError: .../trace: torn"

@@ -4,6 +4,7 @@ A cause names a fault when the fault's id is its own, or among those it says the
 cause with one edit. A fault's prediction is that of the cause that names it.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -106,7 +107,7 @@ def failed(
     return Run(
         **_begun(seed),
         scored=scored,
-        reason=f"{while_}: {type(error).__name__}: {first}",
+        reason=_at_home(f"{while_}: {type(error).__name__}: {first}"),
         verdict=_RAISED,
         real=real,
         each={id: (None, after) for id, after in (each or {}).items()},
@@ -141,14 +142,19 @@ def score(
         real=real,
         served=found.served_acceptance,
         seconds=round(seconds, 2),
-        reason=_reason(seed, found, all_named),
+        reason=_at_home(_reason(seed, found, all_named)),
         verdict=str(found.verdict),
         title=first.title if first else "",
-        fix=first.fix if first else "",
+        fix=_at_home(first.fix) if first else "",
         edit_right=bool(first and seed.repair in first.fix) if seed.repair else None,
         ranks=ranks if len(ranks) > 1 else {},
         each={id: (_foretold(naming[id][1]), now) for id, now in (each or {}).items()},
     )
+
+
+def _at_home(text: str) -> str:
+    """A text with only the last part of every absolute path: the folders are this machine's."""
+    return re.sub(r"(?<![\w.])(/[\w.@+-]+)+/", ".../", text)
 
 
 def _naming(id: str, alike: Sequence[str], causes: Sequence[Cause]) -> tuple[int | None, Cause | None]:
