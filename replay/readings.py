@@ -176,18 +176,24 @@ def read_training(
         worth_it = _worth_it(*(foreteller.walks(one, both) for one in (there, at)))
         if not (worth_it and (interval[0] > 0 or (again and sum(interval) > 0))):
             no_better = sum(interval) <= 0  # of too few texts there is no interval, and nothing is decided
-            undecided = step[0] if worth_it and not no_better and not steps else None
+            if worth_it and not no_better and not steps:
+                undecided = _could_be(step[0], surprise(there, confirmed_on), plain)
             break
         at = there
         steps.append(step[0])
         rivals.append(step[1])
     surprised = surprise(at, confirmed_on)
     if steps and not surprised <= SURPRISED:
-        undecided = steps[0] if surprised <= plain / 2 else None
+        undecided = _could_be(steps[0], surprised, plain)
         at, steps, rivals, surprised = configured, [], [], plain
     gain = search.gain(at, configured, confirmed_on) if steps else None
     before, after = (acceptance_length(foreteller.walks(one, confirmed_on)) for one in (configured, at))
     return TrainedReading(at, tuple(steps), before, after, surprised, gain, tuple(rivals), undecided)
+
+
+def _could_be(step: Hypothesis, surprised: float, plain: float) -> Hypothesis | None:
+    """A step of which nothing is sure, unless it leaves the draft about as surprised by the text as it was."""
+    return step if surprised <= max(SURPRISED, plain / 2) else None
 
 
 @dataclass(frozen=True, slots=True)
