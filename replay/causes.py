@@ -87,8 +87,12 @@ def found_alone(case: Case, evidence: Evidence) -> list[Broken]:
 def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Broken]:
     """Everything that is wrong, what is proven by the trace alone first; one entry for one link."""
     trained = readings.trained
-    sure = trained is not None and trained.undecided is None and trained.surprise <= SURPRISED
-    confirmed = trained is not None and sure and "vocabulary map" not in {step.link for step in trained.steps}
+    confirmed = (
+        trained is not None
+        and trained.undecided is None
+        and trained.surprise <= SURPRISED
+        and "vocabulary map" not in {step.link for step in trained.steps}
+    )
     findings = [one for one in evidence.findings if not (one.variant == "checkpoint" and confirmed)]
     found = [_from_finding(case, evidence, finding, readings) for finding in findings]
     values = () if evidence.cast else (*_unknown_slots(case, readings), *_scaled(case, readings))

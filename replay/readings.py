@@ -6,7 +6,7 @@ faults stack. What the engine did is judged by the served answers; what the draf
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -138,7 +138,7 @@ class TrainedReading:
     best: float | None
     surprise: float
     gain: Interval | None = None
-    rivals: tuple[tuple[Hypothesis, ...], ...] = field(default=())
+    rivals: tuple[tuple[Hypothesis, ...], ...] = ()
     undecided: Hypothesis | None = None
 
 
@@ -211,12 +211,10 @@ class _Search:
         own = self._of(at, texts)
         screened = self._screened(at, _fresh(self.around(at), steps), own.sharpness, texts)
         tried = [(one, self._of(one.apply(at), texts)) for one in screened]
-        sure = [(one, _sureness(new.nats, own.nats)) for one, new in tried]
-        better = [(one, score) for one, score in sure if score >= _SCREENED_SURE]
+        better = [(one, new.nats) for one, new in tried if _sureness(new.nats, own.nats) >= _SCREENED_SURE]
         if not better:
             return None
-        held = {one: float(np.concatenate(new.nats).mean()) for one, new in tried}
-        best = max((one for one, _ in better), key=held.__getitem__)
+        best, _ = max(better, key=lambda each: float(np.concatenate(each[1]).mean()))
         walked = self.foreteller.walks(best.apply(at), texts)
         others = (one for one, _ in better if one is not best)
         return best, tuple(one for one in others if _same(self.foreteller.walks(one.apply(at), texts), walked))
