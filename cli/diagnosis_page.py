@@ -120,11 +120,12 @@ def _acceptance(diagnosis: Diagnosis) -> Iterator[Text]:
         return
     stays = f", and {then:.3f} still is" if diagnosis.causes and then is not None and then < even else ""
     line = (
-        f"{now:.3f} is below the break-even length of {even:.2f}{stays}: until that changes, decoding without a draft"
+        f"{now:.3f} is below the break-even length of at least {even:.2f}{stays}: until that changes, decoding without "
+        "a draft is faster"
     )
     if plain := diagnosis.worth.get("plain_seconds_per_token"):
-        line += f" is faster, at about {1 / plain:.1f} tokens per second for {now / even / plain:.1f} now."
-    yield Text(line if plain else f"{line} is faster.")
+        line += f", at {1 / plain:.1f} or more tokens per second for {now / even / plain:.1f} now"
+    yield Text(f"{line}.")
 
 
 def _cause(number: int, cause: Cause) -> Iterator[RenderableType]:
@@ -258,12 +259,17 @@ def _repaired(name: str) -> str:
 def _break_even_lines(worth: Mapping[str, Any]) -> Iterator[str]:
     if (length := worth.get("break_even_acceptance")) is None:
         return
-    if worth.get("plain_from") == "bound":
-        said = f"{length:.2f} at least (a plain step is taken to be as slow as a verify pass, and may be faster)"
-        said += ". Below it, decoding without a draft is faster; above it, this trace does not tell"
+    if (most := worth.get("break_even_at_most")) is None:
+        said = (
+            f"{length:.2f} at least (a plain step is taken to be as slow as a round without its draft, and may be "
+            "faster). Below it, decoding without a draft is faster; above it, this trace does not tell"
+        )
     else:
-        said = f"about {length:.2f} (a plain step is estimated from passes with different numbers of rows)"
-        said += ". Below it, decoding without a draft is faster"
+        said = (
+            f"{length:.2f} to {most:.2f} (a plain step's target pass is estimated from passes with different numbers "
+            "of rows; what it has of the round's rest, this trace does not tell). Below, decoding without a draft is "
+            "faster; above, speculation is"
+        )
     yield f"Break-even acceptance length: {said}."
 
 

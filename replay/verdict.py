@@ -10,7 +10,7 @@ from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
 from spectrace.replay.evidence import Evidence
 from spectrace.replay.ladder import Ladder
 from spectrace.replay.readings import SURPRISED
-from spectrace.replay.worth import Plain, Worth
+from spectrace.replay.worth import Worth
 from spectrace.tracer.acceptance import Acceptance
 
 __all__ = ["Outcome", "conclude", "insufficient", "ranked", "record_again"]
@@ -151,10 +151,11 @@ def _why(served: Acceptance, worth: Worth) -> str:
     if worth.break_even_acceptance is not None:
         even, length = worth.break_even_acceptance, f"acceptance length {_said(served)}"
         if not _pays(served, worth):
-            return f"{length} is below the break-even length {even:.2f}"
-        if worth.plain_from is Plain.BOUND:
+            return f"{length} is below the break-even length, which is {even:.2f} at least"
+        most = worth.break_even_at_most
+        if most is None or served.acceptance_length is None or served.acceptance_length < most:
             return f"{length} is above {even:.2f}, the least that the break-even length can be"
-        return f"{length} is above the break-even length {even:.2f}"
+        return f"{length} is above the break-even length, which is {most:.2f} at most"
     first = served.conditional_rates[0] if served.conditional_rates else None
     return "no break-even length is known; of first drafts " + (
         "none was verified" if first is None else f"{first:.0%} are right"

@@ -52,8 +52,9 @@ class Worth:
     """Seconds of a round and of its parts, per request; None where the timings for it are not in the trace.
 
     `requests_per_pass` is how many requests shared a verify pass. `plain_seconds_per_token` is one row's target forward
-    (from where: `plain_from`) and all of the round's rest, of which some may be speculation's own. With `Plain.BOUND`
-    plain decoding takes that long at most, and `break_even_acceptance` is at most where speculation begins to pay.
+    (from where: `plain_from`) and all of the round's rest. Some of that rest is speculation's own, so plain decoding
+    takes no longer, and speculation pays from `break_even_acceptance` on at the earliest. Were all of the rest
+    speculation's own, it would pay from `break_even_at_most` on, which only a slope tells.
     """
 
     seconds_per_round: float | None = None
@@ -67,6 +68,7 @@ class Worth:
     plain_seconds_per_token: float | None = None
     plain_from: Plain | None = None
     break_even_acceptance: float | None = None
+    break_even_at_most: float | None = None
     after: Mapping[str, After] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -103,6 +105,7 @@ def worth(trace: Trace, repaired: Mapping[str, float | None]) -> Worth:
         plain_seconds_per_token=plain,
         plain_from=parts.plain_from if plain else None,
         break_even_acceptance=_ratio(seconds, plain),
+        break_even_at_most=_ratio(seconds, parts.one_row) if plain and parts.plain_from is Plain.SLOPE else None,
         after={name: After(length, _ratio(length, seconds)) for name, length in repaired.items()},
     )
 

@@ -143,8 +143,8 @@ def test_worth_is_said_in_units_and_at_its_strength() -> None:
     assert f"A round takes 106.7 ms: target 72.5 ms, draft 15.4 ms, {rest}." in words
     assert "9.8 now; 17.6 with W3 repaired." in words and "N3 repaired" not in words
     assert "1.17 at least" in words and "may be faster" in words
-    estimated = replace(FAULT, worth={**FAULT.worth, "plain_from": "slope"})
-    assert "about 1.17" in _words(_page(estimated))
+    estimated = replace(FAULT, worth={**FAULT.worth, "plain_from": "slope", "break_even_at_most": 1.523})
+    assert "1.17 to 1.52" in _words(_page(estimated))
     assert "What speculation is worth" not in _page(replace(FAULT, worth=Worth().to_json()))
 
 
@@ -287,5 +287,5 @@ def test_what_decoding_without_a_draft_brings_is_said_and_whether_the_repair_cha
 ) -> None:
     worth = {**FAULT.worth, "break_even_acceptance": 1.2, "plain_seconds_per_token": 0.08}
     words = _words(_page(replace(FAULT, worth=worth, served_acceptance=1.05, repaired_acceptance=after)))
-    assert "1.050 is below the break-even length of 1.20" in words and ("and 1.150 still is" in words) == still
-    assert "at about 12.5 tokens per second for 10.9 now" in words
+    assert "1.050 is below the break-even length of at least 1.20" in words and ("and 1.150 still is" in words) == still
+    assert "at 12.5 or more tokens per second for 10.9 now" in words

@@ -87,11 +87,12 @@ def test_parts_of_a_round_add_up_and_every_repair_has_its_speed(tmp_path: Path) 
 def test_equal_passes_give_a_bound_and_unequal_ones_a_slope(tmp_path: Path) -> None:
     bound = worth(_record(tmp_path / "equal", pass_secs=[0.07] * 8), {})
     assert bound.plain_from is Plain.BOUND and bound.plain_seconds_per_token == pytest.approx(0.08)
-    assert bound.break_even_acceptance == pytest.approx(0.1 / 0.08)
+    assert bound.break_even_acceptance == pytest.approx(0.1 / 0.08) and bound.break_even_at_most is None
     widths = [2, 4] * 4  # a pass of n rows takes 0.05 + 0.01 n
     slope = worth(_record(tmp_path / "slope", pass_secs=[0.05 + 0.01 * n for n in widths], width=widths), {})
     assert slope.plain_from is Plain.SLOPE and slope.plain_seconds_per_token == pytest.approx(0.06 + 0.01, rel=1e-4)
     assert slope.break_even_acceptance == pytest.approx((0.08 + 0.02 + 0.01) / 0.07, rel=1e-4)
+    assert slope.break_even_at_most == pytest.approx((0.08 + 0.02 + 0.01) / 0.06, rel=1e-4)
 
 
 def test_passes_that_grow_faster_than_their_rows_leave_no_negative_time(tmp_path: Path) -> None:
