@@ -17,7 +17,7 @@ help:
 	@echo "make check              ruff and mypy --strict"
 	@echo "make test-matrix        every family on every number of ranks in every shape of draft; ten minutes"
 	@echo "make bench              how fast replay is, as ratios measured in one run"
-	@echo "make scoreboard         faults seeded, recorded, diagnosed blind, scored: docs/scoreboard.md; ARGS=\"--seed 4 --only W3\""
+	@echo "make scoreboard         faults seeded, recorded, diagnosed blind, scored: docs/scoreboard.md; a part of it, as ARGS=\"--seed 4 --only W3\", into build/scoreboard"
 	@echo "make scoreboard-quick   each fault once and some clean runs, into build/scoreboard; ten minutes"
 	@echo "make scoreboard-thin    the same, and each trace again with less in it, into build/scoreboard-thin"
 	@echo "make test-lower         the tests at the lower bounds that pyproject.toml states, in $(VENV_LOWER)"
@@ -75,7 +75,7 @@ scoreboard: target
 	$(VENV)/bin/python bench/scoreboard/run.py $(ARGS)
 
 scoreboard-quick: target
-	$(VENV)/bin/python bench/scoreboard/run.py --quick --budget 60 --require 0.9 --out build/scoreboard $(ARGS)
+	$(VENV)/bin/python bench/scoreboard/run.py --quick --budget 60 --require 0.9 $(ARGS)
 
 scoreboard-thin: target
 	$(VENV)/bin/python bench/scoreboard/run.py --quick --thin --budget 60 --out build/scoreboard-thin $(ARGS)

@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spectrace.cli.options import as_json_option, print_json
+from spectrace.cli.options import PATH, as_json_option, print_json
 from spectrace.tracer.errors import TraceDamaged
 from spectrace.tracer.manifest import MANIFEST
 from spectrace.tracer.problem import Problem
@@ -47,7 +47,7 @@ class Verdict:
 
 
 @click.command(name="check")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=PATH)
 @as_json_option
 @click.pass_context
 def check(context: click.Context, trace: Path, as_json: bool) -> None:

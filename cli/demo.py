@@ -1,5 +1,6 @@
 """`spectrace demo`: a real model served rightly and wrongly; the mistake named from its trace, the fix foretold."""
 
+import shlex
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from spectrace.cli.diagnose import diagnosis_json
 from spectrace.cli.diagnosis_page import render_causes
-from spectrace.cli.options import as_json_option, print_json
+from spectrace.cli.options import PATH, THREADS, as_json_option, print_json
 from spectrace.cli.replay import acceptance_table, replay_json
 from spectrace.tracer.acceptance import Acceptance
 from spectrace.tracer.errors import RunFailed, UserError
@@ -76,10 +77,8 @@ class Outcome:
 
 
 @click.command(name="demo")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Where the two traces go; a new folder under runs/ otherwise."
-)
-@click.option("--threads", type=click.IntRange(1), help="CPU threads; all cores otherwise.")
+@click.option("--out", type=PATH, help="Where the two traces go; a new folder under runs/ otherwise.")
+@click.option("--threads", type=THREADS, help="CPU threads; all cores otherwise.")
 @as_json_option
 def demo(out: Path | None, threads: int | None, as_json: bool) -> None:
     """Serve, record, break, record again, replay both, and foretell what the fix brings."""
@@ -173,7 +172,7 @@ def render_demo(outcome: Outcome, out: Path) -> RenderableType:
         Text("\nand the cause, named from the wrong run's trace: spectrace diagnose\n"),
         render_causes(out / "wrong", outcome.diagnosis),
         Text(f"\nboth traces are kept in {out}"),
-        Text(f"next: spectrace diagnose {out / 'right'}"),
+        Text(f"next: spectrace diagnose {shlex.quote(str(out / 'right'))}"),
     )
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from spectrace.cli.diagnosis_page import render_diagnosis
-from spectrace.cli.options import as_json_option, print_json, say_leftovers
+from spectrace.cli.options import PATH, THREADS, as_json_option, check_finite, print_json, say_leftovers
 from spectrace.cli.replay import recorded_draft, recorded_target
 from spectrace.replay.diagnosis import Cause, Diagnosis, Identified, Verdict
 from spectrace.tracer.errors import UserError
@@ -36,17 +36,20 @@ def parse_accuracies(_ctx: click.Context, option: click.Parameter, value: str | 
 
 
 @click.command(name="diagnose")
-@click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--draft", type=click.Path(path_type=Path), help="The draft that should be served; else as recorded.")
-@click.option("--target", type=click.Path(path_type=Path), help="To compute true features with; else as recorded.")
+@click.argument("trace", type=PATH)
+@click.option("--draft", type=PATH, help="The draft that should be served; else as recorded.")
+@click.option("--target", type=PATH, help="To compute true features with; else as recorded.")
 @click.option("--no-target", is_flag=True, help="Do without the target, even if it is where it was when recorded.")
-@click.option("--reference", type=click.Path(path_type=Path), help="A trace that has true features for these prompts.")
+@click.option("--reference", type=PATH, help="A trace that has true features for these prompts.")
 @click.option("--trained-accuracy", callback=parse_accuracies, help="As training reported it, by step: 0.747,0.71,...")
 @click.option(
     "--accuracy-definition", type=click.Choice(ACCURACY_DEFINITIONS), help="What training counts.  [default: eagle]"
 )
-@click.option("--budget", type=click.FloatRange(0, min_open=True), default=180.0, show_default=True, help="Seconds.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads; all cores otherwise.")
+@click.option(
+    "--budget", type=click.FloatRange(0, min_open=True), callback=check_finite, default=180.0, show_default=True,
+    help="Seconds.",
+)  # fmt: skip
+@click.option("--threads", type=THREADS, help="CPU threads; all cores otherwise.")
 @as_json_option
 def diagnose(
     trace: Path,
@@ -67,10 +70,11 @@ def diagnose(
     import torch
 
     from spectrace.engine.checkpoint import read_draft
+    from spectrace.replay.case import on_its_traces
     from spectrace.replay.diagnose import diagnose as diagnose_trace
 
     trained = _trained(trained_accuracy, accuracy_definition)
-    opened = Trace.open(trace)
+    opened, other = Trace.open(trace), Trace.open(reference) if reference else None
     where = _target(opened, target, no_target)
     if threads:
         torch.set_num_threads(threads)
@@ -83,11 +87,12 @@ def diagnose(
             opened,
             checkpoint,
             target=where,
-            reference=Trace.open(reference) if reference else None,
+            reference=other,
             trained=trained,
             budget_secs=budget,
             progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
         )
+    diagnosis = on_its_traces(diagnosis, opened, other)
     if as_json:
         print_json(diagnosis_json(diagnosis))
     else:

@@ -3,6 +3,7 @@
 Written for a reader who has never seen the tool and is in a hurry; every number says what it is of.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -116,7 +117,7 @@ def _acceptance(diagnosis: Diagnosis) -> Iterator[Text]:
         line += f", {then:.3f} {every}"
     yield Text(f"{line}.")
     even = diagnosis.worth.get("break_even_acceptance")
-    if even is None or now >= even:
+    if even is None or now >= even or _mostly_cut(diagnosis.coverage):
         return
     stays = f", and {then:.3f} still is" if diagnosis.causes and then is not None and then < even else ""
     line = (
@@ -128,11 +129,17 @@ def _acceptance(diagnosis: Diagnosis) -> Iterator[Text]:
     yield Text(f"{line}.")
 
 
+def _mostly_cut(coverage: Mapping[str, Any]) -> bool:
+    """Whether acceptance is of so few rounds that nothing can be urged by it."""
+    rounds = coverage.get("rounds") or {"whole": 0, "cut": 0}
+    return bool(rounds["whole"] < rounds["cut"])
+
+
 def _cause(number: int, cause: Cause) -> Iterator[RenderableType]:
     name = f"{cause.fault}, variant {cause.variant}," if cause.variant else cause.fault
     yield Text()
     yield _hanging(f"{number}.", Text(_capital(cause.title), style="bold"))
-    facts = [f"Fault {name} of the catalogue; it explains {cause.confidence:.0%} of what was compared."]
+    facts = [f"Fault {name} of the catalogue; confidence {cause.confidence:.2f}."]
     if cause.alike:
         others = ", ".join(f"{id} ({LINK_OF[id]})" if id in LINK_OF else id for id in cause.alike)
         facts.append(f"These data cannot tell it from {others}: repair one of them, and look again.")
@@ -165,13 +172,17 @@ def _readings(readings: Mapping[str, Reading]) -> Iterator[RenderableType]:
         "was trained for, found by running it on true features. Where C and E agree and T differs, the config or "
         "checkpoint is wrong; where C and T agree and E differs, the engine is wrong."
     )
-    same = [link for link in readings if link not in shown]
+    same = [link for link, one in readings.items() if link not in shown and len(_known(one)) > 1]
     said = f" No difference found in the draft's own {', '.join(same)}." if same else ""
     yield from _section("Three readings of each link", table, Text(legend + said, style="dim"))
 
 
+def _known(one: Reading) -> list[str]:
+    return [said for said in (one.configured, one.engine, one.trained) if said is not None]
+
+
 def _differ(one: Reading) -> bool:
-    return len({said for said in (one.configured, one.engine, one.trained) if said is not None}) > 1
+    return len(set(_known(one))) > 1
 
 
 def _slots(identified: Sequence[Identified]) -> Iterator[RenderableType]:
@@ -332,11 +343,16 @@ def _command(command: str) -> RenderableType:
 
 def _broken(command: str) -> str:
     """A long command over several lines, each but the last ending in a backslash."""
-    first, *options = command.split(" --")
+    parts: list[list[str]] = [[]]
+    for word in shlex.split(command):
+        if word.startswith("--"):
+            parts.append([])
+        parts[-1].append(word)
+    first, *options = map(shlex.join, parts)
     lines = [first]
     for option in options:
-        if len(lines[-1]) + len(option) + 5 <= _WIDTH:
-            lines[-1] += f" --{option}"
+        if len(lines[-1]) + len(option) + 3 <= _WIDTH:
+            lines[-1] += f" {option}"
         else:
-            lines.append(f"    --{option}")
+            lines.append(f"    {option}")
     return " \\\n".join(lines)

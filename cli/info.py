@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spectrace.cli.options import as_json_option, print_json
+from spectrace.cli.options import PATH, as_json_option, print_json
 from spectrace.tracer.acceptance import Acceptance, acceptance_of_rows
 from spectrace.tracer.trace import Trace
 
@@ -19,7 +19,7 @@ __all__ = ["info", "info_json", "render_info"]
 
 
 @click.command(name="info")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=PATH)
 @as_json_option
 def info(trace: Path, as_json: bool) -> None:
     """Show what TRACE holds: manifest, rows per family, acceptance, completeness."""

@@ -1,10 +1,12 @@
 """The command `spectrace`: mounts the commands and turns errors into one line and an exit code.
 
-Exit codes: 0 fine; 1 different, or a fault named; 2 the input is wrong; 3 the trace is damaged; 4 the run failed; 130
-ended by Ctrl-C, 143 by SIGTERM.
+Exit codes: 0 fine; 1 different, or a fault named; 2 the input is wrong, or nobody takes the output; 3 the trace is
+damaged; 4 the run failed; 130 ended by Ctrl-C, 143 by SIGTERM.
 """
 
+import errno
 import importlib
+import io
 import os
 import signal
 import sys
@@ -50,18 +52,44 @@ class _Terminator:
         raise KeyboardInterrupt
 
 
+def _run() -> int:
+    """The exit code of a command all of whose output has arrived; raises OSError where it has not."""
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, "closed, and there is nowhere to write to", "stdout")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path may have characters that the terminal has not
+    try:
+        code = cli.main(standalone_mode=False)  # without standalone mode, click returns the code of an exit
+        sys.stdout.flush()
+    except (SystemExit, BrokenPipeError) as stop:  # click and rich exit with 1 by themselves for a closed pipe
+        if isinstance(stop, SystemExit) and stop.code != 1:
+            raise
+        raise OSError(errno.EPIPE, "closed before all was written", "stdout") from None
+    return code if isinstance(code, int) else 0
+
+
+def _let_go_of_stdout() -> None:
+    """What could not be written is not tried again when Python ends, which would set another exit code."""
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
     """Run the command line; never shows a traceback for an error that has a message."""
     terminator = _Terminator()
     before = signal.signal(signal.SIGTERM, terminator)
     try:
-        code = cli.main(standalone_mode=False)  # without standalone mode, click returns the code of an exit
-        sys.exit(code if isinstance(code, int) else 0)
+        sys.exit(_run())
     except click.ClickException as error:
         error.show()
         sys.exit(2)
     except OSError as error:
         click.echo(f"spectrace: {error.filename or 'the system'}: {error.strerror or error}", err=True)
+        _let_go_of_stdout()
         sys.exit(2)
     except RecursionError:
         click.echo("spectrace: a JSON file is nested too deeply to be one of ours; check the files given", err=True)

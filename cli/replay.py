@@ -12,7 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from spectrace.cli.options import DTYPES, as_json_option, print_json, say_leftovers, torch_dtype
+from spectrace.cli.options import DTYPES, PATH, THREADS, as_json_option, print_json, say_leftovers, torch_dtype
 from spectrace.tracer.acceptance import Acceptance
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.trace import Trace
@@ -24,12 +24,12 @@ __all__ = ["acceptance_table", "recorded_draft", "recorded_target", "render_repl
 
 
 @click.command(name="replay")
-@click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--draft", type=click.Path(path_type=Path), help="The draft's folder; else where it was when recorded.")
-@click.option("--target", type=click.Path(path_type=Path), help="For an embedding the draft shares; else as recorded.")
+@click.argument("trace", type=PATH)
+@click.option("--draft", type=PATH, help="The draft's folder; else where it was when recorded.")
+@click.option("--target", type=PATH, help="For an embedding the draft shares; else as recorded.")
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Precision to replay in; as recorded otherwise.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads; all cores otherwise.")
+@click.option("--threads", type=THREADS, help="CPU threads; all cores otherwise.")
 @as_json_option
 def replay(
     trace: Path,

@@ -10,7 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from spectrace.cli.info import info_json
-from spectrace.cli.options import DTYPES, as_json_option, parse_boundaries, print_json, say_leftovers, torch_dtype
+from spectrace.cli.options import (
+    DTYPES,
+    PATH,
+    THREADS,
+    as_json_option,
+    check_finite,
+    parse_boundaries,
+    print_json,
+    say_leftovers,
+    torch_dtype,
+)
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rows import Level
 from spectrace.tracer.trace import Trace
@@ -40,18 +50,16 @@ def parse_placement(
 
 
 @click.command(name="run")
-@click.option("--target", type=click.Path(path_type=Path), required=True, help="Folder of a Hugging Face model.")
-@click.option(
-    "--draft", type=click.Path(path_type=Path), help="Folder of an EAGLE-3 draft; without one, plain decoding."
-)
-@click.option(
-    "--prompts", type=click.Path(path_type=Path), required=True, help="A .jsonl or text file, one prompt a line."
-)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The trace, a new folder.")
+@click.option("--target", type=PATH, required=True, help="Folder of a Hugging Face model.")
+@click.option("--draft", type=PATH, help="Folder of an EAGLE-3 draft; without one, plain decoding.")
+@click.option("--prompts", type=PATH, required=True, help="A .jsonl or text file, one prompt a line.")
+@click.option("--out", type=PATH, required=True, help="The trace, a new folder.")
 @click.option("--depth", type=click.IntRange(0), default=3, show_default=True, help="Tokens drafted a round; 0: none.")
 @click.option("--topk", type=click.IntRange(1), default=1, show_default=True, help="Children of a node; 1: a chain.")
 @click.option("--num-draft-tokens", type=click.IntRange(2), help="Nodes verified a round, the root included.")
-@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0: greedy.")
+@click.option(
+    "--temperature", type=click.FloatRange(0), callback=check_finite, default=0.0, show_default=True, help="0: greedy."
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Decides every draw.")
 @click.option("--sample-drafts", is_flag=True, help="Draw the drafts, too, instead of taking the best.")
 @click.option("--fixed-window", is_flag=True, help="Feed the draft what was rejected, too, behind what was accepted.")
@@ -62,7 +70,7 @@ def parse_placement(
 @click.option("--capture", callback=parse_capture, help="Boundaries to record as reference: 0,3,16,27, say, or all.")
 @click.option("--level", type=click.Choice(["light", "features", "full"]), default="features", show_default=True)
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
-@click.option("--threads", type=click.IntRange(1), help="CPU threads of each rank; all cores over a group otherwise.")
+@click.option("--threads", type=THREADS, help="CPU threads of each rank; all cores over a group otherwise.")
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Ranks that share the target.")
 @click.option("--draft-tp", type=click.IntRange(1), default=1, show_default=True, help="Ranks that share the draft.")
 @click.option(

@@ -6,7 +6,7 @@ nobody reads is named in the report.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from spectrace.engine.dialect import Wiring, read_spec, read_wiring
+from spectrace.engine.dialect import Wiring, check_boundaries, read_spec, read_wiring
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.fields import Fields, read_config
-from spectrace.engine.spec import DraftSpec, FuseNorm
+from spectrace.engine.spec import DraftSpec, FuseNorm, MlaSpec, RopeKind
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.fingerprint import tensor_fingerprint
 
 __all__ = [
-    "DraftCheckpoint", "LoadReport", "build_draft", "default_wiring", "read_draft", "read_embedding", "read_head",
-    "read_tensor", "weight_fingerprints",
+    "DraftCheckpoint", "LoadReport", "build_draft", "configured_wiring", "default_wiring", "read_draft",
+    "read_embedding", "read_head", "read_tensor", "unscaled", "weight_fingerprints",
 ]  # fmt: skip
 
 # Fields that say nothing about what is computed here.
@@ -93,6 +93,27 @@ def default_wiring(layers: int) -> tuple[int, ...]:
     return (2, layers // 2, layers - 3)
 
 
+def configured_wiring(draft: DraftCheckpoint, layers: int) -> Wiring:
+    """The wiring that a draft's config means on a target of so many layers; UserError for one that is not there."""
+    config = draft.folder / "config.json"
+    if draft.wiring is None:
+        wiring = default_wiring(layers)
+        check_boundaries(f"{config} names no layer ids, and the default", wiring, layers)
+        return Wiring(wiring, "default", wiring)
+    where = f"{config}: {draft.wiring.key} {list(draft.wiring.raw_ids)}"
+    hint = "; another target's draft, or ids of another convention?"
+    check_boundaries(where, draft.wiring.boundaries, layers, hint)
+    return draft.wiring
+
+
+def unscaled(spec: DraftSpec) -> DraftSpec:
+    """The switches that engines take when they pass `rope_scaling` over, the softmax scale that comes with it, too."""
+    attention, rope = spec.attention, replace(spec.rope, kind=RopeKind.DEFAULT, cos_scale=1.0)
+    if isinstance(attention, MlaSpec):
+        attention = replace(attention, softmax_scale=1.0)
+    return replace(spec, rope=rope, attention=attention)
+
+
 def read_tensor(folder: Path, names: tuple[str, ...]) -> Tensor:
     """The first of some tensors that a checkpoint folder holds, in the order of `names`, without reading the rest."""
     files = _weight_files(folder)
@@ -158,7 +179,30 @@ def read_draft(folder: Path) -> DraftCheckpoint:
         assumed=fields.assumed(),
     )
     tensors = {name: raw[their] for name, their in theirs.items() if their in expected and their in raw}
+    for name, tensor in tensors.items():
+        if broken := _broken_table(tensor, spec) if name == "d2t" else _broken_weights(tensor):
+            raise UserError(f"{folder}: tensor {theirs[name]} {broken}; export the draft again")
     return DraftCheckpoint(folder, spec, wiring, tensors, report)
+
+
+def _broken_weights(tensor: Tensor) -> str:
+    known = tensor.float() if tensor.element_size() == 1 else tensor  # isfinite is not there for all 8-bit types
+    wrong = int((~known.isfinite()).sum())
+    return f"has {wrong} of {tensor.numel()} values that are no finite number" if wrong else ""
+
+
+def _broken_table(d2t: Tensor, spec: DraftSpec) -> str:
+    """What makes a table of no use, however it is read: as offsets, as it should be, or as tokens.
+
+    One that can be misread is none of these: that is a fault, for a diagnosis to name.
+    """
+    if d2t.dtype is torch.bool or d2t.is_floating_point() or d2t.is_complex():
+        return f"is of type {str(d2t.dtype).removeprefix('torch.')}, expected whole numbers: id k is token k + d2t[k]"
+    offsets = d2t.long()
+    read = torch.stack((offsets, offsets + torch.arange(len(offsets))))
+    wrong = int(((read < 0) | (read >= spec.target_vocab)).all(0).sum())
+    told = f"has {wrong} of {len(d2t)} values that lead to no token of 0 to {spec.target_vocab - 1}, neither"
+    return f"{told} as offsets from the id nor as tokens" if wrong else ""
 
 
 def _their_names(raw: Mapping[str, Tensor], spec: DraftSpec) -> dict[str, str]:

@@ -4,7 +4,7 @@ Layer ids are converted to boundaries here and nowhere else.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from spectrace.engine.fields import Fields
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, MlaSpec, RopeKind, RopeSpec, Stream
 from spectrace.tracer.errors import UserError
 
-__all__ = ["Wiring", "read_spec", "read_wiring"]
+__all__ = ["Wiring", "check_boundaries", "read_spec", "read_wiring"]
 
 _IDS, _NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 
@@ -42,9 +42,19 @@ def read_wiring(fields: Fields) -> Wiring | None:
     return Wiring(top_ids, fields.name(_IDS), top_ids)
 
 
+def check_boundaries(where: str, boundaries: Sequence[int], layers: int, hint: str = "") -> None:
+    """Raises UserError for a boundary that a target of so many layers does not have."""
+    for boundary in boundaries:
+        if not 0 <= boundary <= layers:
+            raise UserError(
+                f"{where}: boundary {boundary} does not exist; this target has boundaries 0 to {layers}, for its "
+                f"{layers} layers{hint}"
+            )
+
+
 def _read_ids(fields: Fields) -> tuple[int, ...]:
     ids = fields.get(_IDS)
-    if not isinstance(ids, list) or not ids or not all(isinstance(i, int) for i in ids):
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise UserError(f"{fields.path}: field {fields.name(_IDS)} is {ids!r}, expected a list of layer ids")
     return tuple(ids)
 
@@ -65,7 +75,7 @@ def read_spec(fields: Fields, raw: Mapping[str, Tensor], wiring: Wiring | None) 
                 f"{fields.path}: draft_vocab_size {draft_vocab} < vocab_size {vocab}, but no tensor {tensor}"
             )
     is_mla = "kv_lora_rank" in fields
-    rope = _read_rope(fields, interleaved=is_mla and bool(fields.get("rope_interleave", True)))
+    rope = _read_rope(fields, interleaved=is_mla and fields.flag("rope_interleave", True))
     return DraftSpec(
         width=width,
         target_width=target_width,
@@ -75,12 +85,12 @@ def read_spec(fields: Fields, raw: Mapping[str, Tensor], wiring: Wiring | None) 
         draft_vocab=draft_vocab,
         attention=_read_mla(fields) if is_mla else _read_gqa(fields, width),
         rope=rope,
-        residual=Stream.POST_NORM if fields.get("norm_before_residual") else Stream.PRE_NORM,
-        feedback=Stream.POST_NORM if fields.get("norm_output") else Stream.PRE_NORM,
+        residual=Stream.POST_NORM if fields.flag("norm_before_residual") else Stream.PRE_NORM,
+        feedback=Stream.POST_NORM if fields.flag("norm_output") else Stream.PRE_NORM,
         fuse_norm=_read_fuse_norm(fields),
         own_embedding="embed_tokens.weight" in raw,
         own_head="lm_head.weight" in raw,
-        norm_eps=fields.real("rms_norm_eps", 1e-6),
+        norm_eps=fields.positive("rms_norm_eps", 1e-6),
     )
 
 
@@ -93,7 +103,7 @@ def _check_fc(fields: Fields, found: list[int], width: int, slots: int, target_w
 
 
 def _read_fuse_norm(fields: Fields) -> FuseNorm:
-    per_slot, whole = fields.get("fc_norm"), fields.get("norm_before_fc")
+    per_slot, whole = fields.flag("fc_norm"), fields.flag("norm_before_fc")
     if per_slot and whole:
         raise UserError(f"{fields.path}: fc_norm and norm_before_fc are both set; a draft has one norm before fc")
     return FuseNorm.PER_SLOT if per_slot else FuseNorm.WHOLE if whole else FuseNorm.NONE
@@ -113,7 +123,7 @@ def _read_gqa(fields: Fields, width: int) -> GqaSpec:
 def _read_mla(fields: Fields) -> MlaSpec:
     scaling, scale = _rope_fields(fields), 1.0
     if "mscale_all_dim" in scaling:
-        scale = _yarn_mscale(scaling.real("factor"), scaling.real("mscale_all_dim")) ** 2
+        scale = _yarn_mscale(scaling.positive("factor"), scaling.real("mscale_all_dim")) ** 2
     return MlaSpec(
         heads=fields.whole("num_attention_heads"),
         q_rank=fields.whole("q_lora_rank") if "q_lora_rank" in fields else None,
@@ -135,29 +145,39 @@ def _read_rope(fields: Fields, *, interleaved: bool) -> RopeSpec:
     name = scaling.get("rope_type" if "rope_type" in scaling else "type") or "default"
     if name not in {kind.value for kind in RopeKind}:
         raise UserError(f"{fields.path}: rope type {name!r} is not known; expected one of {', '.join(RopeKind)}")
-    theta = (scaling if "rope_theta" in scaling else fields).real("rope_theta", 10000.0)
+    theta = (scaling if "rope_theta" in scaling else fields).positive("rope_theta", 10000.0)
     spec = RopeSpec(theta=theta, kind=RopeKind(str(name)), interleaved=interleaved)
     if spec.kind is RopeKind.DEFAULT:
         return spec
-    spec = replace(spec, factor=scaling.real("factor"))
+    spec = replace(spec, factor=scaling.positive("factor"))
     if spec.kind is RopeKind.LINEAR:
         return spec
     nested = "original_max_position_embeddings"
-    context = scaling.whole(nested) if nested in scaling else fields.whole("max_position_embeddings")
-    spec = replace(spec, original_context=context)
+    holder, name = (scaling, nested) if nested in scaling else (fields, "max_position_embeddings")
+    holder.positive(name)
+    spec = replace(spec, original_context=holder.whole(name))
     return _read_yarn(scaling, spec) if spec.kind is RopeKind.YARN else _read_llama3(scaling, spec)
 
 
 def _read_llama3(scaling: Fields, spec: RopeSpec) -> RopeSpec:
     low, high = scaling.real("low_freq_factor", 1.0), scaling.real("high_freq_factor", 4.0)
+    if low == high:
+        raise UserError(
+            f"{scaling.path}: fields {scaling.name('low_freq_factor')} and {scaling.name('high_freq_factor')} are both "
+            f"{low:g}, expected two numbers: between them frequencies pass from stretched to not"
+        )
     return replace(spec, low_freq_factor=low, high_freq_factor=high)
 
 
 def _read_yarn(scaling: Fields, spec: RopeSpec) -> RopeSpec:
+    if spec.theta == 1:
+        raise UserError(
+            f"{scaling.path}: field rope_theta is 1, expected another base: with this one nothing stretches"
+        )
     mscale, all_dim = scaling.real("mscale", 1.0), scaling.real("mscale_all_dim", 0.0)
     computed = _yarn_mscale(spec.factor, mscale) / _yarn_mscale(spec.factor, all_dim)
-    given = scaling.real("attention_factor") if "attention_factor" in scaling else computed
-    beta_fast, beta_slow = scaling.real("beta_fast", 32.0), scaling.real("beta_slow", 1.0)
+    given = scaling.positive("attention_factor") if "attention_factor" in scaling else computed
+    beta_fast, beta_slow = scaling.positive("beta_fast", 32.0), scaling.positive("beta_slow", 1.0)
     return replace(spec, beta_fast=beta_fast, beta_slow=beta_slow, cos_scale=given)
 
 

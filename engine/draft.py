@@ -62,13 +62,16 @@ class DraftModel(nn.Module):
 
     def variant(self, *, spec: DraftSpec | None = None, tensors: Mapping[str, Tensor] | None = None) -> "DraftModel":
         """The same draft under other switches, or with some tensors replaced; all others are shared, not copied."""
-        spec = spec or self.spec
+        return DraftModel.over(spec or self.spec, {**self.state_dict(), **(tensors or {})})
+
+    @classmethod
+    def over(cls, spec: DraftSpec, tensors: Mapping[str, Tensor]) -> "DraftModel":
+        """A draft ready to run over these very tensors, by the names that it has for them: nothing is copied."""
         with torch.device("meta"):
-            other = DraftModel(spec)
-        held = {**self.state_dict(), **(tensors or {})}
-        other.load_state_dict({name: held[name] for name in other.state_dict()}, assign=True)
-        other.attention.frequencies = inverse_frequencies(spec.rope, spec.rope_width).to(self.fc.weight.device)
-        return other.eval().requires_grad_(False)
+            made = cls(spec)
+        made.load_state_dict({name: tensors[name] for name in made.state_dict()}, assign=True)
+        made.attention.frequencies = inverse_frequencies(spec.rope, spec.rope_width).to(made.fc.weight.device)
+        return made.eval().requires_grad_(False)
 
     def fuse(self, features_TAF: Tensor) -> Tensor:
         """Project the wiring's concatenated boundaries [T, A*F] to draft width [T, H].

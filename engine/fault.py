@@ -6,7 +6,7 @@ Shapes: T rows, A slots, F target width, N answering rows, R requests, D depths,
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -39,7 +39,10 @@ class Tap(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A call and its pair, as far as it decides whether a fault can be had; `table` says whether the draft has d2t."""
+    """A call and its pair, as far as it decides whether a fault can be had; `table` says whether the draft has d2t.
+
+    `tap` is where slots are taken: at their boundaries, unless a fault has moved it.
+    """
 
     wiring: Boundaries
     layers: int
@@ -51,6 +54,7 @@ class Setting:
     fixed_window: bool
     tp: int
     draft_tp: int
+    tap: Tap = Tap.BOUNDARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,16 @@ class Fault:
         if isinstance(self.breaks, Drafting) and self.breaks.rebuilds and setting.draft_tp > 1:
             return f"a draft on {setting.draft_tp} ranks is served as it was loaded; give --draft-tp 1"
         return self.lacks(setting)
+
+    def after(self, setting: Setting) -> Setting:
+        """What a further fault finds: boundaries, tap and switches as this one leaves them."""
+        breaks = self.breaks
+        if isinstance(breaks, Capture):
+            tap = setting.tap if breaks.tap is Tap.BOUNDARY else breaks.tap
+            return replace(setting, wiring=self.wiring(setting.wiring, setting.layers), tap=tap)
+        if isinstance(breaks, Drafting) and breaks.spec:
+            return replace(setting, spec=breaks.spec(setting.spec))
+        return setting
 
 
 def broken(faults: Iterable[Fault], place: type[Place]) -> list[Place]:

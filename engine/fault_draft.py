@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from spectrace.engine.checkpoint import read_head
 from spectrace.engine.fault import Drafting, Setting, Tensors
-from spectrace.engine.spec import DraftSpec, FuseNorm, MlaSpec, RopeKind, Stream
+from spectrace.engine.spec import DraftSpec, FuseNorm, IdMap, RopeKind, Stream
 from spectrace.engine.tree import Candidates, top_candidates
 
 __all__ = [
     "gate_and_up", "no_fuse_norm", "no_own_head", "no_scaling", "no_table", "other_feedback", "other_pairs",
     "other_residual", "other_table", "other_theta", "plain_norm", "random_embedding", "rolled_table", "second_choice",
-    "switched", "targets_head", "theta_times", "unloaded", "unscaled", "width_differs", "zero_table",
+    "switched", "targets_head", "theta_times", "unloaded", "width_differs", "zero_table",
 ]  # fmt: skip
 
 _SEED = 20260101
@@ -58,15 +58,6 @@ def other_theta(spec: DraftSpec) -> DraftSpec:
 def theta_times(factor: float) -> Callable[[DraftSpec], DraftSpec]:
     """Theta, so many times as large."""
     return lambda spec: replace(spec, rope=replace(spec.rope, theta=spec.rope.theta * factor))
-
-
-def unscaled(spec: DraftSpec) -> DraftSpec:
-    """Frequencies are not stretched, and attention is not corrected for it."""
-    rope = replace(spec.rope, kind=RopeKind.DEFAULT, cos_scale=1.0)
-    attention = spec.attention
-    if isinstance(attention, MlaSpec):
-        attention = replace(attention, softmax_scale=1.0)
-    return replace(spec, rope=rope, attention=attention)
 
 
 def other_pairs(spec: DraftSpec) -> DraftSpec:
@@ -138,7 +129,8 @@ def second_choice(logits_NV: Tensor, picked: Candidates, depth: int, rank: int) 
 
 def no_table(setting: Setting) -> str:
     """Whether there is no d2t to break."""
-    whole = not setting.table or setting.spec.draft_vocab == setting.spec.target_vocab
+    spec = setting.spec
+    whole = not setting.table or spec.draft_vocab == spec.target_vocab or spec.id_map is IdMap.NONE
     return "the draft's vocabulary is the whole of the target's: there is no d2t; use another draft" if whole else ""
 
 

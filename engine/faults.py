@@ -11,6 +11,7 @@ import torch
 
 from spectrace.engine import fault_draft as draft
 from spectrace.engine import fault_target as target
+from spectrace.engine.checkpoint import default_wiring, unscaled
 from spectrace.engine.fault import Capture, Drafting, Fault, Feeding, HandOff, Setting, Tap, Verifying
 from spectrace.engine.plan import CaptureHiddenMode
 from spectrace.engine.spec import FuseNorm, IdMap
@@ -32,8 +33,12 @@ def _last_boundary(setting: Setting) -> str:
     return "" if last == layers else f"needs a wiring whose last slot is L, boundary {layers}; here it is {last}"
 
 
+def _tapped(setting: Setting) -> str:
+    return "" if setting.tap is Tap.BOUNDARY else "slots are not taken at their boundaries"
+
+
 def _ranks(setting: Setting) -> str:
-    return "" if setting.tp > 1 else "one rank alone holds no partial sums; give --tp 2"
+    return _tapped(setting) if setting.tp > 1 else "one rank alone holds no partial sums; give --tp 2"
 
 
 def _draft_ranks(setting: Setting) -> str:
@@ -69,11 +74,11 @@ def _early_and_late() -> Iterator[Fault]:
 _WIRED = (
     *_early_and_late(),
     Fault("W3", "the first slot missing, one before the last layers added", Capture(lambda w, n: (*w[1:], n - 3))),
-    Fault("W4", "the engine's default boundaries", Capture(lambda _, layers: (2, layers // 2, layers - 3))),
+    Fault("W4", "the engine's default boundaries", Capture(lambda _, layers: default_wiring(layers))),
     Fault("W5", "slots in reverse order", Capture(lambda w, _: w[::-1])),
     Fault("W6", "the first boundary twice", Capture(lambda w, _: (w[0], *w[:-1]))),
     Fault("W7", "the last slot after the final norm", Capture(slots=target.norm_last), lacks=_last_boundary),
-    Fault("W8", "slots without their residual", Capture(tap=Tap.BRANCH)),
+    Fault("W8", "slots without their residual", Capture(tap=Tap.BRANCH), lacks=_tapped),
     Fault("W9", "slots before the ranks have summed", Capture(tap=Tap.PART), lacks=_ranks),
 )
 
@@ -120,7 +125,7 @@ _SWITCHED = (
     Fault("R3", "theta of another model", Drafting(spec=draft.other_theta)),
     Fault("R3", "theta twice as large", Drafting(spec=draft.theta_times(2)), "double"),
     Fault("R3", "theta half as large", Drafting(spec=draft.theta_times(0.5)), "half"),
-    Fault("R4", "RoPE scaling dropped", Drafting(spec=draft.unscaled), lacks=draft.no_scaling),
+    Fault("R4", "RoPE scaling dropped", Drafting(spec=unscaled), lacks=draft.no_scaling),
     Fault("R5", "half-rotation and interleaved pairs mistaken", Drafting(spec=draft.other_pairs)),
     Fault(
         "Q1",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 
 from spectrace.tracer.errors import UserError
@@ -66,11 +67,25 @@ class Fields:
         return value
 
     def real(self, name: str, default: float | None = None) -> float:
-        """A number, or UserError."""
+        """A finite number, or UserError."""
         value = self.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
             raise UserError(f"{self.path}: field {self.name(name)} is {value!r}, expected a number")
         return float(value)
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """A number above 0, or UserError."""
+        value = self.real(name, default)
+        if value <= 0:
+            raise UserError(f"{self.path}: field {self.name(name)} is {value:g}, expected a number above 0")
+        return value
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        """True or false, absent counting as the default or else as false; a word that means either is UserError."""
+        value = self.get(name, default)
+        if value not in (None, True, False):
+            raise UserError(f"{self.path}: field {self.name(name)} is {value!r}, expected true or false")
+        return bool(value)
 
     def nested(self, name: str) -> "Fields":
         """An object's fields: none where it is absent; UserError where it is something else."""

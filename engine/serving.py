@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spectrace.engine.checkpoint import DraftCheckpoint, default_wiring
-from spectrace.engine.dialect import Wiring
+from spectrace.engine.checkpoint import DraftCheckpoint, configured_wiring
+from spectrace.engine.dialect import Wiring, check_boundaries
 from spectrace.engine.fault import Setting
 from spectrace.engine.faults import find_faults
 from spectrace.engine.sampling import GREEDY, Sampling
@@ -82,7 +82,7 @@ def resolve_wiring(
         raise UserError(f"depth {serving.depth} needs a draft; give --draft DIR or --depth 0")
     _check_tree(serving, draft)
     _check_sampling(serving)
-    _check_boundaries("--capture", serving.capture, layers)
+    check_boundaries("--capture", serving.capture, layers)
     wiring = _wiring(serving, draft, layers)
     if serving.faults:
         _check_faults(serving, draft, wiring.boundaries, layers, (tp, draft_tp))
@@ -93,20 +93,14 @@ def _wiring(serving: Serving, draft: DraftCheckpoint | None, layers: int) -> Wir
     if serving.wiring is not None:
         if draft is None:
             raise UserError("--wiring feeds a draft, and there is none: give --draft DIR")
-        _check_boundaries("--wiring", serving.wiring, layers)
+        check_boundaries("--wiring", serving.wiring, layers)
         if len(serving.wiring) != draft.spec.slots:
             given = len(serving.wiring)
             raise UserError(f"--wiring: {given} boundaries, but fc of {draft.folder} takes {draft.spec.slots}")
         return Wiring(serving.wiring, "--wiring", serving.wiring)
     if draft is None or not serving.depth:
         return Wiring((), "no draft", ())
-    if draft.wiring is None:
-        wiring = default_wiring(layers)
-        _check_boundaries(f"{draft.folder / 'config.json'} names no layer ids, and the default", wiring, layers)
-        return Wiring(wiring, "default", wiring)
-    hint = "; another target's draft, or ids of another convention?"
-    _check_boundaries(f"{draft.folder / 'config.json'}: {draft.wiring.key}", draft.wiring.boundaries, layers, hint)
-    return draft.wiring
+    return configured_wiring(draft, layers)
 
 
 def _check_tree(serving: Serving, draft: DraftCheckpoint | None) -> None:
@@ -136,28 +130,25 @@ def _check_sampling(serving: Serving) -> None:
         raise UserError(f"sampled drafts are chains: a tree's nodes are its best ones; topk is {serving.topk}, give 1")
 
 
-def _check_boundaries(where: str, boundaries: Sequence[int], layers: int, hint: str = "") -> None:
-    for boundary in boundaries:
-        if not 0 <= boundary <= layers:
-            raise UserError(
-                f"{where}: boundary {boundary} does not exist; this target has boundaries 0 to {layers}{hint}"
-            )
-
-
 def _check_faults(
     serving: Serving, draft: DraftCheckpoint | None, wiring: tuple[int, ...], layers: int, ranks: tuple[int, int]
 ) -> None:
     faults = find_faults(serving.faults)
     if draft is None or not (wiring and serving.depth):
         raise UserError(f"--fault {faults[0].name}: without a draft nothing is handed over that could be broken")
+    found = [_setting(serving, draft, wiring, layers, ranks)]  # what each fault finds, as those before it leave it
     for fault in faults:
-        if missing := fault.missing(_setting(serving, draft, wiring, layers, ranks)):
+        if missing := fault.missing(found[-1]):
+            if not fault.missing(found[0]):
+                took = next(one.name for one, left in zip(faults, found[1:], strict=False) if fault.missing(left))
+                missing = f"{took} before it takes away what it breaks; give one of the two"
             raise UserError(f"--fault {fault.name}: {missing}")
-        broken = fault.wiring(wiring, layers)
-        if len(broken) != len(wiring):
-            raise UserError(f"--fault {fault.name}: makes {len(broken)} boundaries of {len(wiring)}; use another fault")
-        _check_boundaries(f"--fault {fault.name}", broken, layers)
-        wiring = broken
+        left = fault.after(found[-1])
+        if len(left.wiring) != len(wiring):
+            made = len(left.wiring)
+            raise UserError(f"--fault {fault.name}: makes {made} boundaries of {len(wiring)}; use another fault")
+        check_boundaries(f"--fault {fault.name}", left.wiring, layers)
+        found.append(left)
 
 
 def _setting(

@@ -1,11 +1,10 @@
 """What a diagnosis works on: a trace, the draft that the team believes it serves, and what both say of each other."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from enum import Enum
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from spectrace.engine.checkpoint import (
     DraftCheckpoint,
     build_draft,
+    configured_wiring,
     default_wiring,
     read_embedding,
     read_head,
@@ -21,16 +21,18 @@ from spectrace.engine.checkpoint import (
 )
 from spectrace.engine.dialect import Wiring
 from spectrace.engine.draft import DraftModel
-from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, MlaSpec, RopeKind, RopeSpec, Stream
+from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, IdMap, MlaSpec, RopeKind, RopeSpec, Stream
 from spectrace.replay.compare import COARSE_TOLERANCE, TOLERANCE
 from spectrace.replay.configuration import Configuration, Slot
+from spectrace.replay.diagnosis import Diagnosis
 from spectrace.replay.texts import Text, read_texts
+from spectrace.tracer.acceptance import Acceptance, acceptance_of_rows
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.trace import Trace
 
-__all__ = ["Case", "open_case"]
+__all__ = ["Case", "on_its_traces", "open_case"]
 
-_STREAMS = {"residual": Stream, "feedback": Stream, "fuse_norm": FuseNorm}
+Told = TypeVar("Told")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,9 @@ class Case:
 def open_case(trace: Trace, checkpoint: DraftCheckpoint, target: Path | None) -> Case:
     """Read everything that decides a diagnosis.
 
-    Raises UserError for a target that does not fit the draft, and for a trace of several starts of an engine.
+    Raises UserError for a target that does not fit the draft, for a draft that takes boundaries which the target of the
+    trace does not have, for a trace of several starts of an engine, and for one that says of the draft what cannot be
+    read.
     """
     starts = np.unique(trace.rows("received", rank=0)["incarnation"])
     if len(starts) > 1:
@@ -107,6 +111,8 @@ def open_case(trace: Trace, checkpoint: DraftCheckpoint, target: Path | None) ->
         raise UserError(
             f"{trace.folder}: dtype {trace.manifest.get('dtype')!r} in its manifest; expected one of torch's"
         )
+    if layers := _layers(trace):
+        configured_wiring(checkpoint, layers)
     model, why = None, ""
     try:
         model = build_draft(checkpoint, target=target, dtype=dtype)
@@ -120,12 +126,38 @@ def open_case(trace: Trace, checkpoint: DraftCheckpoint, target: Path | None) ->
         checkpoint=checkpoint,
         target=target,
         texts=read_texts(trace),
-        layers=_layers(trace),
+        layers=layers,
         model=model,
         shared={} if target is None else dict(_shared(checkpoint.spec, target)),
-        served_spec=_spec(told["spec"]) if told.get("spec") else None,
+        served_spec=_spec(trace, told["spec"]) if told.get("spec") else None,
         served_wiring=_wiring(trace.manifest),
         why_no_model=why,
+    )
+
+
+def on_its_traces(diagnosis: Diagnosis, trace: Trace, reference: Trace | None = None) -> Diagnosis:
+    """The diagnosis, with what its traces leave unsure by themselves: what was lost, and what acceptance is of."""
+    served = acceptance_of_rows(trace.rows("verified"))
+    traces = {"trace": trace} | ({"reference": reference} if reference else {})
+    rests_on = {f"{name} sealed": one.sealed for name, one in traces.items()}
+    rounds = {"rounds": {"whole": served.rounds, "cut": served.rounds_cut}} if served.rounds_untrimmed else {}
+    unsealed = [_unsealed(name, one) for name, one in traces.items() if not one.sealed]
+    notes = (*diagnosis.notes, *unsealed, *([_cut(served)] if served.mostly_cut else []))
+    return replace(diagnosis, coverage={**diagnosis.coverage, **rests_on, **rounds}, notes=notes)
+
+
+def _unsealed(name: str, trace: Trace) -> str:
+    return (
+        f"the {name} {trace.folder} is unsealed: its recording was interrupted or is still running, and how much was "
+        f"lost is not known"
+    )
+
+
+def _cut(served: Acceptance) -> str:
+    return (
+        f"of {served.rounds_untrimmed} rounds {served.rounds_cut} were cut by the end of their answers, those that got "
+        f"far first: acceptance length is that of the other {served.rounds}, and too low to judge the draft by; record "
+        f"longer answers"
     )
 
 
@@ -168,15 +200,35 @@ def _wiring(manifest: Mapping[str, Any]) -> Wiring | None:
     return Wiring(tuple(told["boundaries"]), str(told["key"]), tuple(told["raw_ids"]))
 
 
-def _spec(told: Mapping[str, Any]) -> DraftSpec:
-    """A `DraftSpec` out of a manifest; switches that it does not know keep their defaults."""
-    attention = told["attention"]
-    rope = {**told["rope"], "kind": RopeKind(told["rope"]["kind"])}
-    made = {
-        "attention": MlaSpec(**attention) if "kv_rank" in attention else GqaSpec(**attention),
-        "rope": RopeSpec(**rope),
-        **{name: kind(told[name]) for name, kind in _STREAMS.items() if name in told},
-    }
-    known = {one.name for one in fields(DraftSpec)}
-    plain = {name: value for name, value in told.items() if name in known and not isinstance(value, Enum)}
-    return DraftSpec(**{**plain, **made})
+def _spec(trace: Trace, told: Mapping[str, Any]) -> DraftSpec:
+    """The switches that served, as the manifest has them."""
+    try:
+        return _read(DraftSpec, told)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{trace.folder}: draft.spec in its manifest cannot be read ({error}); expected what this version of "
+            f"spectrace writes: diagnose with the version that recorded it, or record again"
+        ) from error
+
+
+def _read(kind: type[Told], told: Mapping[str, Any]) -> Told:
+    """A dataclass out of a manifest: what it does not know is passed over, switches that are absent keep defaults."""
+    known: Any = kind
+    held = {one.name: told[one.name] for one in fields(known) if one.name in told}
+    return kind(**{name: _MADE[name](value) if name in _MADE else value for name, value in held.items()})
+
+
+def _attention(told: Mapping[str, Any]) -> GqaSpec | MlaSpec:
+    return _read(MlaSpec, told) if "kv_rank" in told else _read(GqaSpec, told)
+
+
+_MADE: Mapping[str, Callable[[Any], Any]] = {
+    "attention": _attention,
+    "rope": lambda told: _read(RopeSpec, told),
+    "kind": RopeKind,
+    "residual": Stream,
+    "feedback": Stream,
+    "fuse_norm": FuseNorm,
+    "id_map": IdMap,
+}
+"""What a field's value becomes; others are as they are told."""

@@ -36,8 +36,9 @@ class Cast:
 def find_cast(received_NW: Tensor, emitted_NW: Tensor | None) -> Cast | None:
     """The type that all received values fit, None where there is none but their own.
 
-    A type that any such values would fit says nothing by itself: then the emitted rows have to show the cast. What is
-    too large for a type becomes infinite, or the largest number there is; engines do either.
+    Where the emitted rows are known, most received ones have to be their cast, bit for bit. Where they are not, a type
+    that any such values would fit says nothing, unless some are too large for it: these become infinite, or the
+    largest number there is; engines do either.
     """
     values = received_NW.float()
     finite, own = values.isfinite(), torch.finfo(received_NW.dtype)
@@ -50,7 +51,7 @@ def find_cast(received_NW: Tensor, emitted_NW: Tensor | None) -> Cast | None:
         narrow = torch.finfo(dtype)
         overflown = float((~finite | (values.abs() == narrow.max)).float().mean())
         exact = None if emitted_NW is None else _exact(received_NW, emitted_NW, dtype)
-        if exact or narrow.eps > own.eps or (exact is None and overflown):
+        if 2 * exact > len(values) if exact is not None else narrow.eps > own.eps or overflown:
             return Cast(variant, str(dtype).removeprefix("torch."), overflown, len(values), exact)
     return None
 

@@ -1,18 +1,21 @@
 """From readings and findings to causes: which link is broken, who is wrong about it, and the edit that repairs it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+
+import torch
 
 from spectrace.replay.case import Case
 from spectrace.replay.configuration import Configuration, Slot, listed
 from spectrace.replay.diagnosis import Reading
 from spectrace.replay.evidence import Evidence
 from spectrace.replay.finding import Finding
-from spectrace.replay.hypotheses import LINKS, Hypothesis, mapping, moving
+from spectrace.replay.hypotheses import LINKS, Hypothesis, moved, served_table
 from spectrace.replay.identify import Match
 from spectrace.replay.links import LINK_OF
 from spectrace.replay.profiles import Edit, Who, fix_hand_off, fix_switch, fix_wiring, profile_of
 from spectrace.replay.readings import SURPRISED, EngineReading, TrainedReading, rivals_of
+from spectrace.replay.vocabulary import drafted_pairs, rebuilt_table
 from spectrace.replay.wirings import name_wiring
 
 __all__ = ["Broken", "Readings", "broken_links", "found_alone"]
@@ -85,7 +88,10 @@ def found_alone(case: Case, evidence: Evidence) -> list[Broken]:
 
 
 def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Broken]:
-    """Everything that is wrong, what is proven by the trace alone first; one entry for one link."""
+    """Everything that is wrong, what is proven by the trace alone first; one entry for one link.
+
+    What is not proven is wrong where a reading says so, too.
+    """
     trained = readings.trained
     confirmed = (
         trained is not None
@@ -95,13 +101,18 @@ def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Bro
     )
     findings = [one for one in evidence.findings if not (one.variant == "checkpoint" and confirmed)]
     found = [_from_finding(case, evidence, finding, readings) for finding in findings]
+    unsure = [_from_finding(case, evidence, one, readings) for one in (*evidence.doubts, *evidence.suspected)]
     values = () if evidence.cast else (*_unknown_slots(case, readings), *_scaled(case, readings))
     for one in (*_wiring(case, readings), *values, *_computing(case, readings)):
         same = [other for other in found if other.proven and _is_same(other, one)]
+        borne_out = [other for other in unsure if _is_same(other, one)]
         if same:
             found = [_joined(other, one) if other in same else other for other in found]
         else:
-            found.append(one)
+            found.append(_joined(borne_out[0], one) if borne_out else one)
+    # A table that cannot be rebuilt was held against no other: it is wrong where nothing else makes sense of the text.
+    if trained is not None and not trained.surprise <= SURPRISED and rebuilt_table(case.checkpoint) is None:
+        found += [_from_finding(case, evidence, one, readings) for one in evidence.suspected]
     return found
 
 
@@ -112,13 +123,13 @@ def _is_same(finding: Broken, reading: Broken) -> bool:
 
 
 def _joined(finding: Broken, reading: Broken) -> Broken:
-    """A finding that a reading confirms; what happened on the way to the draft keeps its own repair."""
+    """A finding that a reading confirms; what happened on the way to the draft, or between ranks, keeps its repair."""
     return Broken(
         finding.fault,
         finding.variant or reading.variant,
         finding.title,
         (*finding.evidence, *reading.evidence),
-        finding.edit if finding.variant == "hand-off" else reading.edit,
+        finding.edit if finding.link == "wiring" else reading.edit,
         max(finding.confidence, reading.confidence),
         reading.link,
         finding.alike,
@@ -129,11 +140,7 @@ def _joined(finding: Broken, reading: Broken) -> Broken:
 
 def _from_finding(case: Case, evidence: Evidence, finding: Finding, readings: Readings | None) -> Broken:
     """A finding's cause; positions and tables that are wrong can be run so, too."""
-    step = None
-    if readings and finding.variant in ("", "engine"):
-        steps = (*moving(), *mapping(readings.configured, None))
-        step = next((one for one in reversed(steps) if one.fault == finding.fault), None)
-    link = LINK_OF.get(finding.fault, "")
+    step, link = _as_found(case, finding), LINK_OF.get(finding.fault, "")
     return Broken(
         finding.fault,
         finding.variant,
@@ -147,6 +154,16 @@ def _from_finding(case: Case, evidence: Evidence, finding: Finding, readings: Re
         step=step,
         proven=True,
     )
+
+
+def _as_found(case: Case, finding: Finding) -> Hypothesis | None:
+    """The step that a trace shows by itself; None where it shows none that a free run can take."""
+    if finding.offsets:
+        return moved(finding.offsets, finding.fault, finding.title)
+    if LINK_OF.get(finding.fault) == "vocabulary map" and finding.variant in ("", "engine"):
+        ids, tokens = (torch.from_numpy(one) for one in drafted_pairs(case.trace, case.checkpoint.spec))
+        return served_table(ids, tokens, finding.fault, finding.title)
+    return None
 
 
 _OF_THE_DRAFT = frozenset(LINKS) - {"wiring", "positions", "fc"}
@@ -253,17 +270,21 @@ def _number(value: float | None) -> str:
 
 
 def _unknown_slots(case: Case, readings: Readings) -> Iterator[Broken]:
-    """Slots that hold something else than configured, where it is not known what."""
+    """Slots that hold something else than configured, where it is not known of all what they hold."""
     wrong = [match for match in readings.matches if match.contradicted]
     if readings.delivered is not None or not wrong:
         return
-    slots = ", ".join(str(match.shown.slot) for match in wrong)
-    everything = all(match.everything for match in wrong)
-    said = "no boundary of the target, with or without residual or final norm"
+    told = [f"slot {one.shown.slot} holds {one.shown.best}, not {one.shown.configured}" for one in wrong if one.held]
+    unknown = [match for match in wrong if match.held is None]
+    everything = bool(unknown) and all(match.everything for match in unknown)
+    if unknown:
+        said = "no boundary of the target, with or without residual or final norm"
+        said = said if everything else "another boundary than configured; which one is not known"
+        told.append(f"slot {', '.join(str(match.shown.slot) for match in unknown)} holds {said}")
     yield Broken(
         "D2" if everything else "W1",
         "captured" if everything else "unknown",
-        f"slot {slots} holds {said if everything else 'another boundary than configured; which one is not known'}",
+        "; ".join(told),
         tuple(_slot_evidence(match) for match in readings.matches),
         fix_hand_off(profile_of(case.trace.manifest), "D2" if everything else "W8"),
         0.5,
@@ -276,19 +297,23 @@ def _unknown_slots(case: Case, readings: Readings) -> Iterator[Broken]:
 def _computing(case: Case, readings: Readings) -> Iterator[Broken]:
     """The links of the draft's own forward, in the order in which they were found."""
     engine, trained = readings.engine, readings.trained
-    done = set[str]()
-    for step in engine.steps if engine else ():
-        done.add(step.link)
+    done = {step.link for step in engine.steps} if engine else set[str]()
+    for step in _last(engine.steps if engine else ()):
         right = trained.configuration if trained else readings.configured
         assert engine
         if LINKS[step.link].read(right) != LINKS[step.link].read(engine.configuration):
             who: Who = "conversion" if _served_so(case, step.link, engine.configuration) else "engine"
             yield _wrong_link(case, readings, step, right, engine.configuration, who, _engine_evidence(engine, step))
-    for step in trained.steps if trained else ():
+    for step in _last(trained.steps if trained else ()):
         assert trained
         if step.link not in done and step.link != "wiring":
             evidence = (_trained_evidence(readings, step.link),)
             yield _wrong_link(case, readings, step, trained.configuration, readings.configured, "config", evidence)
+
+
+def _last(steps: Iterable[Hypothesis]) -> Iterable[Hypothesis]:
+    """The last step of each link, or of each part of it: a number may be found ever closer."""
+    return {(step.link, step.variant): step for step in steps}.values()
 
 
 def _served_so(case: Case, link: str, engine: Configuration) -> bool:

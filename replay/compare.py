@@ -3,7 +3,7 @@
 An error is max|Δ| over max|recorded| of the row: element-wise relative error means nothing across batch shapes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from spectrace.replay.inputs import DepthRows, Int
 from spectrace.replay.replay import DepthOutput
 
-__all__ = ["COARSE_TOLERANCE", "STAGES", "TOLERANCE", "Comparison", "Drawn", "StageError", "row_error"]
+__all__ = ["COARSE_TOLERANCE", "STAGES", "TOLERANCE", "Comparison", "Drawn", "StageError", "row_error", "stage_errors"]
 
 TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.1  # of a row's maximum, in fp32 and below: far beyond what rounding does
 STAGES = ("fused", "hidden", "state", "logits", "probability")
@@ -36,16 +36,20 @@ class Drawn:
     q: Mapping[tuple[int, int, int], float]
 
     def errors(self, rows: DepthRows, output: DepthOutput) -> tuple[Int, Tensor]:
-        """Which of the answering rows verification met, and |Δq| / q of each."""
+        """Which of the answering rows verification met, and how far the logits of each are from its probability.
+
+        That is |Δ log q| over the row's largest |logit|, both at the temperature: what rounds is a logit, by a share of
+        its size, and a probability changes by as many percent as its logit by hundredths, however small it is.
+        """
         answering = rows.drafted.take(rows.answering)
         keys = list(zip(answering["request"].tolist(), answering["round"].tolist(), strict=True))
         recorded = [self.q.get((*key, output.depth), -1.0) for key in keys]
         met = [at for at, q in enumerate(recorded) if q > 0 and keys[at][0] in self.temperature]
         temperatures = torch.tensor([self.temperature[int(answering["request"][at])] for at in met]).double()
-        probs = (output.logits[met].cpu().double() / temperatures[:, None]).softmax(-1)
+        logits = output.logits[met].cpu().double() / temperatures[:, None]
         ids = torch.from_numpy(answering["draft_token"][met].astype(np.int64))
-        replayed, q = probs.gather(-1, ids[:, None])[:, 0], torch.tensor([recorded[at] for at in met]).double()
-        return np.asarray(met, np.int64), (replayed - q).abs() / q
+        replayed, q = logits.log_softmax(-1).gather(-1, ids[:, None])[:, 0], torch.tensor([recorded[at] for at in met])
+        return np.asarray(met, np.int64), (replayed - q.double().log()).abs() / logits.abs().amax(-1)
 
 
 @dataclass(slots=True)
@@ -76,9 +80,8 @@ class Comparison:
             served = rows.drafted["token"][rows.answering]
             self.answers += len(served)
             self.tokens_equal += int((output.tokens.cpu().numpy() == served).sum())
-        for stage, replayed in (("fused", output.fused), ("hidden", output.hidden), ("state", output.state)):
-            if replayed is not None:
-                self._stage(stage, rows, np.arange(len(rows.tokens)), replayed)
+        for stage, errors in stage_errors(rows, output):
+            self._merge(stage, len(errors), errors)
         if len(rows.answering) and rows.drafted.take(rows.answering).has("logits").all():
             answering = rows.drafted.take(rows.answering)
             replayed = output.logits.float().cpu().gather(1, answering.tensor("logits", "ids").long())
@@ -106,12 +109,6 @@ class Comparison:
         """The same rows per second of the engine's own draft-forward time, None if that was not recorded."""
         return self.rows / self.served_secs if self.served_secs else None
 
-    def _stage(self, stage: str, rows: DepthRows, index: np.ndarray, replayed: Tensor) -> None:
-        has = rows.drafted.has(stage)
-        if has.any():
-            recorded = rows.drafted.take(has).tensor(stage)
-            self._merge(stage, len(recorded), row_error(recorded, replayed[torch.from_numpy(index[has])]))
-
     def _merge(self, stage: str, rows: int, errors: Tensor) -> None:
         if not rows:
             return
@@ -119,6 +116,14 @@ class Comparison:
         # NaN must win: a comparison that met one has not found the rows equal.
         worst = float(torch.nan_to_num(errors, nan=torch.inf).max())
         self._errors[stage] = max(self._errors.get(stage, 0.0), worst)
+
+
+def stage_errors(rows: DepthRows, output: DepthOutput) -> Iterator[tuple[str, Tensor]]:
+    """Stage by stage, the errors of the rows of which the trace keeps it."""
+    for stage, replayed in (("fused", output.fused), ("hidden", output.hidden), ("state", output.state)):
+        has = np.flatnonzero(rows.drafted.has(stage))
+        if len(has) and replayed is not None:
+            yield stage, row_error(rows.drafted.take(has).tensor(stage), replayed[torch.from_numpy(has)])
 
 
 def row_error(recorded: Tensor, replayed: Tensor) -> Tensor:

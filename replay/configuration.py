@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import torch
 from torch import Tensor
 
 from spectrace.engine.draft import DraftModel
-from spectrace.engine.rope import inverse_frequencies
 from spectrace.engine.spec import DraftSpec, FuseNorm
 
 __all__ = ["ADVANCING", "Configuration", "Slot", "Steps", "View", "listed"]
@@ -76,10 +74,4 @@ class Configuration:
 
     def build(self) -> DraftModel:
         """The draft, ready to run over these very tensors: nothing is copied."""
-        with torch.device("meta"):
-            model = DraftModel(self.spec)
-        wanted = model.state_dict().keys()
-        model.load_state_dict({name: self.tensors[name] for name in wanted}, assign=True)
-        device = self.tensors["output_norm.weight"].device
-        model.attention.frequencies = inverse_frequencies(self.spec.rope, self.spec.rope_width).to(device)
-        return model.eval().requires_grad_(False)
+        return DraftModel.over(self.spec, self.tensors)

@@ -13,8 +13,8 @@ import numpy as np
 from spectrace.engine.checkpoint import DraftCheckpoint
 from spectrace.replay.case import Case, open_case
 from spectrace.replay.causes import Readings, broken_links, found_alone
-from spectrace.replay.configuration import Configuration, Slot, View
-from spectrace.replay.diagnosis import Diagnosis
+from spectrace.replay.configuration import Configuration, Slot, View, listed
+from spectrace.replay.diagnosis import Cause, Diagnosis
 from spectrace.replay.evidence import Evidence, gather
 from spectrace.replay.foretell import Foreteller
 from spectrace.replay.handoff import faithful_rows
@@ -23,11 +23,13 @@ from spectrace.replay.identify import Match, identify
 from spectrace.replay.inputs import Served, read_served
 from spectrace.replay.lab import read_drawn
 from spectrace.replay.ladder import Ladder, Trained, compare, target_choices, teacher_forced
-from spectrace.replay.plan import Plan, make_plan
+from spectrace.replay.plan import Plan, enough, make_plan
 from spectrace.replay.readings import Clock, EngineReading, Told, TrainedReading, read_engine, read_training
+from spectrace.replay.reference import check_reference, check_target, is_another, said_of
 from spectrace.replay.repairs import foretell_repairs
+from spectrace.replay.texts import read_texts
 from spectrace.replay.trees import served_shape
-from spectrace.replay.truth import Delivered, Recomputed, Recorded, Source, Truth
+from spectrace.replay.truth import Answered, Delivered, Recomputed, Recorded, Source, Truth
 from spectrace.replay.verdict import Outcome, conclude, insufficient, ranked, record_again
 from spectrace.replay.vocabulary import rebuilt_table
 from spectrace.replay.worth import worth
@@ -51,16 +53,16 @@ def diagnose(
     """Diagnose a trace of the draft that the team believes it serves, within about so many seconds.
 
     `target` lets true boundaries be computed, `reference` is a trace that has them. Raises UserError for a target or
-    a reference that does not fit.
+    a reference that does not fit, or is not what was served.
     """
     case = open_case(trace, checkpoint, target)
     if lacking := _lacking(case):
         return lacking
     clock = Clock(budget_secs, progress)
+    clock.tell("true boundaries", 0, 1)
+    case, truth, doubts = _with_truth(case, reference)
     clock.tell("reading the trace", 0, 1)
-    evidence = gather(case)
-    truth = _truth(case, reference)
-    return _Lab(case, evidence, truth, trained, clock).diagnosis()
+    return _Lab(case, gather(case), truth, trained, clock, doubts).diagnosis()
 
 
 def _lacking(case: Case) -> Diagnosis | None:
@@ -75,21 +77,50 @@ def _lacking(case: Case) -> Diagnosis | None:
     return None
 
 
-def _truth(case: Case, reference: Trace | None) -> Truth:
-    """Where true boundaries come from: recorded ones first, then the target."""
-    sources: list[Source] = []
-    for trace, own in ((case.trace, True), (reference, False)):
-        if trace is not None and len(trace.rows("reference")):
-            sources.append(Recorded(trace, case.texts, own))
-    if reference is not None and not len(reference.rows("reference")):
-        raise UserError(f"{reference.folder}: no reference rows in it; record it with --capture all")
-    if reference is not None and not any(sources[-1].covers(request) for request in case.texts):
-        raise UserError(f"{reference.folder}: none of the trace's requests is in it whole; record the same prompts")
+def _with_truth(case: Case, reference: Trace | None) -> tuple[Case, Truth, list[str]]:
+    """Where true boundaries come from: recorded ones first, then the target; and what to note of them.
+
+    What its weights or tokens show to be of another target is left out, the case's own target, too: better nothing is
+    decided than wrongly.
+    """
+    found: list[tuple[Source, Answered | None]] = []
+    if len(case.trace.rows("reference")):
+        found.append((Recorded(case.trace, case.texts, case.texts), None))
+    if reference is not None:
+        known, recorded = check_reference(case.trace, reference), _recorded(case, reference)
+        found.append((recorded, None if known else recorded.answered()))
     layers = case.layers
     if case.target is not None:
-        again = Recomputed(case.target, dtype=case.dtype)
-        sources, layers = [*sources, again], again.layers
-    return Truth(case.texts, sources, layers)
+        known, again = check_target(case.trace, case.target), Recomputed(case.target, dtype=case.dtype)
+        found.append((again, None if known else again.answered(case.texts)))
+        layers = again.layers
+    sources = [source for source, answered in found if answered is None or not is_another(answered)]
+    notes = [said_of(source.name, answered) for source, answered in found if answered is not None]
+    if not any(isinstance(source, Recomputed) for source in sources):
+        case = replace(case, target=None)
+    return case, Truth(case.texts, sources, layers), [note for note in notes if note]
+
+
+def _recorded(case: Case, reference: Trace) -> Recorded:
+    if not len(reference.rows("reference")):
+        raise UserError(f"{reference.folder}: no reference rows in it; record it with --capture all")
+    found = Recorded(reference, case.texts, read_texts(reference))
+    if not any(found.covers(request) for request in case.texts):
+        raise UserError(
+            f"{reference.folder}: none of the trace's requests is in it whole; record the same prompts, with --capture "
+            f"all and --level features"
+        )
+    return found
+
+
+def _names(causes: Sequence[Cause]) -> list[str]:
+    """What each repair is called: by its id alone, where that is of several causes by its variant or else its title."""
+    ways = [
+        [cause.fault for cause in causes],
+        [f"{cause.fault}:{cause.variant}" for cause in causes],
+        [f"{cause.fault} ({cause.title})" for cause in causes],
+    ]
+    return [next((way[at] for way in ways if way.count(way[at]) == 1), f"cause {at + 1}") for at in range(len(causes))]
 
 
 @dataclass(slots=True)
@@ -101,6 +132,7 @@ class _Lab:
     truth: Truth
     trained: Trained | None
     clock: Clock
+    doubts: Sequence[str]
 
     def diagnosis(self) -> Diagnosis:
         case, evidence = self.case, self.evidence
@@ -109,11 +141,15 @@ class _Lab:
         foreteller = Foreteller(case.trace)
         readings = self._readings(served, plan, foreteller)
         broken = broken_links(case, readings, evidence) if readings else found_alone(case, evidence)
+        if self.clock.skipped:  # what was found so far may be half of what there is, or a way to something else
+            broken = [one for one in broken if one.proven]
         accepted = acceptance_of_rows(case.trace.rows("verified"), depth=foreteller.shape.depth)
         self.clock.tell("foretelling what repairs bring", 0, 1)
-        repairs = foretell_repairs(readings, broken, self._foretelling(readings), plan.foretelling, foreteller)
+        true = None if evidence.lossy else readings
+        repairs = foretell_repairs(true, broken, self._foretelling(readings), plan.foretelling, foreteller)
         causes = ranked(repairs.causes(broken, accepted.acceptance_length))
-        gains = {f"{cause.fault} repaired": cause.predicted_acceptance for cause in causes}
+        lengths = [cause.predicted_acceptance for cause in causes]
+        gains = dict(zip([f"{name} repaired" for name in _names(causes)], lengths, strict=True))
         return conclude(
             Outcome(
                 case,
@@ -126,7 +162,7 @@ class _Lab:
                 self._ladder(readings, plan),
                 self._coverage(served, plan, readings),
                 self._notes(readings),
-                self.clock.skipped,
+                self.clock,
                 tuple(broken),
             )
         )
@@ -175,9 +211,9 @@ class _Lab:
         chosen = served.requests[np.isin(served.requests, plan.engine)]
         found = read_engine(
             configured,
-            lambda at: computing(at, self.case.shared),
+            lambda at: computing(at, self.case.shared, self.case.served_spec),
             [served.inputs(chosen)],
-            read_drawn(self.case.trace),
+            read_drawn(self.case.trace, served.drafted.where(request=chosen), self.case.texts),
             likely={finding.fault for finding in self.evidence.findings},
             coarse=self.case.coarse,
             tolerance=self.case.tolerance,
@@ -189,16 +225,18 @@ class _Lab:
         self, configured: Configuration, matches: Sequence[Match], plan: Plan, foreteller: Foreteller
     ) -> TrainedReading | None:
         truth = self.truth
-        if not plan.enough or not all(truth.has(slot) for slot in configured.wiring):
+        if self.evidence.lossy or not all(truth.has(slot) for slot in configured.wiring):
             return None
         slots = {Slot(boundary) for boundary in truth.known()} | set(configured.wiring)
         slots |= {match.held for match in matches if match.held} | {Slot(truth.layers or 0, View.NORMED)}
         slots = {slot for slot in slots if truth.has(slot)}
         self.clock.tell("true boundaries", 0, 1)
         choosing, confirming = (truth.read(half, slots, keep=True) for half in (plan.choosing, plan.confirming))
+        if not (enough(choosing) and enough(confirming)):
+            return None
 
         def around(at: Configuration) -> Iterator[Hypothesis]:
-            yield from computing(at, self.case.shared)
+            yield from computing(at, self.case.shared, self.case.served_spec)
             yield from mapping(at, rebuilt_table(self.case.checkpoint))
             yield from moving()
             for one in feeding(at, truth.layers or max(truth.known()), truth.known()):
@@ -242,11 +280,14 @@ class _Lab:
         }
 
     def _notes(self, readings: Readings | None) -> tuple[str, ...]:
-        notes = []
+        notes = list(self.doubts)
         if self.case.why_no_model:
             notes.append(f"nothing was replayed: {self.case.why_no_model}")
         if readings and readings.trained is None:
             notes.append("lengths after a repair hold if features are what the config says, which is not known here")
+        if readings and self.clock.skipped and readings.delivered not in (None, readings.configured.wiring):
+            held, told = (listed(wiring) for wiring in (readings.delivered, readings.configured.wiring))
+            notes.append(f"by value the slots hold {held}, and {told} is configured: which is right takes more time")
         if readings and not readings.matches:
             notes.append(f"which boundaries the slots hold is not decided: {self._why_no_matches()}")
         for link, one in readings.table().items() if readings else ():

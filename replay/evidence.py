@@ -1,9 +1,10 @@
-"""Everything that a trace shows by itself, gathered: hand-off, invariants, ranks, loaded weights, vocabulary."""
+"""Everything that a trace shows by itself: hand-off, invariants, ranks, loaded weights, vocabulary, verification."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spectrace.replay.case import Case
+from spectrace.replay.decisions import decisions
 from spectrace.replay.finding import Finding
 from spectrace.replay.handoff import HandOff, hand_off
 from spectrace.replay.invariants import Invariants, invariants
@@ -15,15 +16,16 @@ from spectrace.replay.weights import LoadedWeights, loaded_weights
 __all__ = ["Evidence", "gather"]
 
 _TABLE = "vocabulary map"
-_DOUBT = 0.5  # a cast that was not recognised
+_DOUBT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Findings in the order of the data's path, and what was compared for them.
 
-    `doubts` are rows that came with other hashes than were emitted, by no way that is known: changed, or rows of
-    requests that the trace lacks. They are no cause, and no health either.
+    `doubts` are no cause by themselves, and no health either: rows that came with other hashes than were emitted, by no
+    way that is known (changed, or rows of requests that the trace lacks); ranks that may differ by rounding alone; a
+    table that may be wrong by its looks. Where a target can tell of this last, it is `suspected` instead.
     """
 
     hand_off: HandOff
@@ -33,6 +35,7 @@ class Evidence:
     findings: tuple[Finding, ...]
     compared: Mapping[str, int]
     doubts: tuple[Finding, ...] = ()
+    suspected: tuple[Finding, ...] = ()
 
     @property
     def last_only(self) -> bool:
@@ -68,6 +71,11 @@ class Evidence:
         return f"{counts.gaps} requests lack {counts.missing} rows that a draft must have been fed to serve them"
 
     @property
+    def lossy(self) -> bool:
+        """Whether drafts were accepted that the target refuses: then the text is not the target's."""
+        return any(finding.fault in ("S2", "S3") for finding in self.findings)
+
+    @property
     def masked(self) -> bool:
         """Whether what was received does not tell what the target captured."""
         return any(finding.masks for finding in self.findings)
@@ -80,17 +88,17 @@ def gather(case: Case) -> Evidence:
     loaded = None
     if case.model is not None:
         loaded = loaded_weights(trace, case.checkpoint, case.model, target=case.target)
-    mapped = vocabulary(trace, case.checkpoint)
+    mapped, decided = vocabulary(trace, case.checkpoint), decisions(trace)
     weights = loaded.findings if loaded else ()
-    tables = [
-        one for one in (*weights, *mapped.findings, *lint_table(case.checkpoint)) if LINK_OF.get(one.fault) == _TABLE
-    ]
+    found = (*weights, *mapped.findings, *lint_table(case.checkpoint, trace))
+    tables = [one for one in found if LINK_OF.get(one.fault) == _TABLE]
     findings = [
         *agreed.findings,
         *handed.findings,
         *held.findings,
         *(one for one in weights if LINK_OF.get(one.fault) != _TABLE),
         *_one_table(tables),
+        *decided.findings,
     ]
     compared = {
         "received rows compared with emitted": handed.compared,
@@ -100,10 +108,18 @@ def gather(case: Case) -> Evidence:
         "rows compared between ranks": sum(agreed.compared.values()),
         "loaded tensors compared": loaded.compared if loaded else 0,
         "pairs of draft id and token compared": mapped.pairs,
+        "decisions of verification made again": decided.compared,
     }
-    doubts = tuple(one for one in findings if one.fault == "D1" and one.confidence <= _DOUBT)
-    certain = tuple(one for one in findings if one not in doubts)
-    return Evidence(handed, held, agreed, loaded, certain, compared, doubts)
+    unsure = [one for one in findings if _is_unsure(one)]
+    certain = tuple(one for one in findings if one not in unsure)
+    suspected = tuple(one for one in unsure if case.target is not None and LINK_OF.get(one.fault) == _TABLE)
+    doubts = (*agreed.doubts, *(one for one in unsure if one not in suspected))
+    return Evidence(handed, held, agreed, loaded, certain, compared, doubts, suspected)
+
+
+def _is_unsure(finding: Finding) -> bool:
+    """A cast that was not recognised, or a checkpoint's table by its looks."""
+    return finding.confidence <= _DOUBT and (finding.fault == "D1" or finding.variant == "checkpoint")
 
 
 def _one_table(findings: Sequence[Finding]) -> list[Finding]:

@@ -64,7 +64,12 @@ def expected_walk(trace: Trace, model: DraftModel) -> ExpectedWalk | None:
     """
     texts, verified = read_texts(trace), trace.rows("verified")
     depth = max((text.depth for text in texts.values()), default=0)
-    emitted = emitted_probabilities(trace, verified, texts)
+    emitted = emitted_probabilities(verified, texts)
+    if emitted is None:
+        raise UserError(
+            f"{trace.folder}: verified rows without p_emitted, the target's probability of what it emitted; "
+            f"the expected walk needs it"
+        )
     held: list[Float] = []
     found = received_features(trace, texts, depth)
     for block in blocks(found):
@@ -101,20 +106,15 @@ def _probability(logits_MV: Tensor, tokens_V: Tensor, answers_M: Int, temperatur
     return np.asarray((probs_MV * (tokens_V == torch.from_numpy(answers_M)[:, None])).sum(-1))
 
 
-def emitted_probabilities(trace: Trace, verified: Rows, texts: Mapping[int, Text]) -> dict[int, Float]:
-    """The target's probability of every output token; 1 for the first, which no round drafts."""
+def emitted_probabilities(verified: Rows, texts: Mapping[int, Text]) -> dict[int, Float] | None:
+    """The target's probability of every output token; 1 for the first, which no round drafts. None if one is null."""
     accepted = verified.take(verified["accepted"])
     found = {request: np.ones(len(text.output)) for request, text in texts.items()}
     columns = (accepted[name].tolist() for name in ("request", "position", "p_emitted"))
     for request, position, p in zip(*columns, strict=True):
         if request in texts and (t := position + 1 - len(texts[request].prompt)) < len(found[request]):
             found[request][t] = p
-    if any(np.isnan(p).any() for p in found.values()):
-        raise UserError(
-            f"{trace.folder}: verified rows without p_emitted, the target's probability of what it emitted; "
-            f"the expected walk needs it"
-        )
-    return found
+    return None if any(np.isnan(p).any() for p in found.values()) else found
 
 
 def _served_runs(verified: Rows, texts: Mapping[int, Text], depth: int) -> Int:
@@ -129,17 +129,22 @@ def _served_runs(verified: Rows, texts: Mapping[int, Text], depth: int) -> Int:
     return np.array([runs[key] for key, t in starts.items() if t + depth < len(texts[key[0]].output)])
 
 
-def expected(chances_SK: Float) -> tuple[float, float]:
-    """Expected rounds and correct drafts of one text: every start's chance of being visited, in order."""
+def expected(chances_SK: Float, *, to_the_end: bool = False) -> tuple[float, float]:
+    """Expected rounds and correct drafts of one text: every start's chance of being visited, in order.
+
+    With `to_the_end` the starts are all of the text's, and rounds that go beyond it are cut and not counted.
+    """
     starts, depth = chances_SK.shape
     reach = np.concatenate([np.ones((starts, 1)), np.cumprod(chances_SK, 1)], axis=1)
     runs = reach - np.concatenate([reach[:, 1:], np.zeros((starts, 1))], axis=1)
+    if to_the_end:
+        runs *= np.arange(depth + 1) < np.arange(starts, 0, -1)[:, None]  # a run and its bonus token fit in
     visited = np.zeros(starts + depth + 1)
     visited[0] = 1.0
     for start in range(starts):
         visited[start + 1 : start + depth + 2] += visited[start] * runs[start]
     visited = visited[:starts]
-    return float(visited.sum()), float((visited * reach[:, 1:].sum(1)).sum())
+    return float(visited @ runs.sum(1)), float(visited @ (runs @ np.arange(depth + 1)))
 
 
 def _walks(chances: Sequence[Float]) -> Float:

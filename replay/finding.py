@@ -10,7 +10,8 @@ class Finding:
     """One broken link, by a fault's id, with what shows it: sentences that say of how many rows each holds.
 
     `alike` are ids that these data cannot tell from it. `masks` says that what lies behind cannot be judged from what
-    was received: hypotheses about the draft's inputs are not tried on it.
+    was received: hypotheses about the draft's inputs are not tried on it. `offsets` say how far rows of depth 1, 2 and
+    so on stand beyond the text, where that is what it is about.
     """
 
     fault: str
@@ -20,3 +21,4 @@ class Finding:
     confidence: float = 1.0
     alike: tuple[str, ...] = ()
     masks: bool = False
+    offsets: tuple[int, ...] = ()

@@ -4,7 +4,7 @@ Shapes: S starts of a text.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,9 @@ Float = npt.NDArray[np.float64]
 class Foretold:
     """One request: the run length at every start [S], and the rounds and correct drafts of the walk over them.
 
-    All three are expectations where drafts are drawn. Rounds that the end of the text cuts are left out.
+    All three are expectations where drafts are drawn. Rounds that the end of the text cuts are left out. Where drafts
+    are drawn and the target's probabilities were not recorded, runs are those of the likeliest drafts, which still tell
+    two configurations apart, and no round is counted: acceptance is not foretold.
     """
 
     request: int
@@ -51,23 +53,19 @@ class Foreteller:
 
     def __init__(self, trace: Trace) -> None:
         self.shape: TreeShape = served_shape(trace)
-        drawn = drafts_were_drawn(trace)
-        self.emitted = emitted_probabilities(trace, trace.rows("verified"), read_texts(trace)) if drawn else None
+        self.drawn = drafts_were_drawn(trace)
+        self.emitted = emitted_probabilities(trace.rows("verified"), read_texts(trace)) if self.drawn else None
 
     def walks(self, configuration: Configuration, texts: Sequence[TrueText]) -> list[Foretold]:
         """Every request that is long enough, in order."""
         model = configuration.build()
-        wired = [self._fitting(text.wired(configuration.wiring)) for text in texts]
+        wired = [text.wired(configuration.wiring) for text in texts]
         found: list[Foretold] = []
         for block in blocks([one for one in wired if len(one) > len(one.text.prompt)]):
             run = self._drawn if self.emitted else self._chosen
             found += run(model, block, configuration.steps)
-        return found
-
-    def _fitting(self, one: Wired) -> Wired:
-        """Where drafts are drawn, no further than a whole round fits."""
-        rows = len(one.text.tokens) - self.shape.depth - 1 if self.emitted else len(one)
-        return Wired(one.request, one.text, tuple(slot[: max(rows, 0)] for slot in one.slots))
+        foretold = self.emitted or not self.drawn
+        return found if foretold else [replace(one, rounds=0.0, correct=0.0) for one in found]
 
     def _chosen(self, model: DraftModel, block: Sequence[Wired], steps: Steps) -> list[Foretold]:
         trees = free_run(model, block, self.shape, steps)
@@ -77,7 +75,7 @@ class Foreteller:
         assert self.emitted
         held = chances(model, block, self.emitted, self.shape.depth, steps)
         return [
-            Foretold(one.request, np.cumprod(each, 1).sum(1), *expected(each))
+            Foretold(one.request, np.cumprod(each, 1).sum(1), *expected(each, to_the_end=True))
             for one, each in zip(block, held, strict=True)
         ]
 

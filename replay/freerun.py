@@ -50,7 +50,10 @@ def free_run_acceptance(
 def free_run(
     model: DraftModel, block: Sequence[Fed], shape: TreeShape, steps: Steps = ADVANCING
 ) -> dict[int, dict[int, Tree]]:
-    """What is drafted at every start t of every request."""
+    """What is drafted at every start t of every request.
+
+    A draft that a wrong table puts outside the vocabulary is a miss; below it stands the token nearest to it.
+    """
     branches = Branches(model, block, steps)
     growth = Growth(shape, len(branches.bases))
     while True:
@@ -59,6 +62,6 @@ def free_run(
         chosen, above = growth.add(tokens, below.log_probs)
         if growth.done:
             break
-        branches.descend(chosen, above)
+        branches.descend(chosen.clip(0, model.spec.target_vocab - 1), above)
     trees = growth.trees()
     return {request: dict(zip(starts, trees[span], strict=True)) for request, starts, span in branches.starts()}

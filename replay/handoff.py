@@ -247,7 +247,7 @@ def _changed(search: HashSearch, *, unexplained: bool) -> list[Finding]:
     sample = held[np.unique(np.linspace(0, len(held) - 1, _SAMPLE).astype(np.int64))]
     cast = _cast(search, sample)
     if cast is None:
-        told.append(f"the values of {len(sample)} of these rows were read: they fit no type narrower than their own")
+        told.append(f"the values of {len(sample)} of these rows were read: they are no cast of what was emitted")
         title = "values are changed on their way to the draft, by no cast that was tried"
         return [Finding("D1", title, tuple(told), variant="other", confidence=0.5, alike=("D2", "M3"))]
     told += _cast_evidence(cast)

@@ -7,16 +7,17 @@ an engine or a config. A new link is one more of `LINKS`, and how an engine's pr
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import torch
 from torch import Tensor
 
+from spectrace.engine.checkpoint import default_wiring, unscaled
 from spectrace.engine.spec import DraftSpec, FuseNorm, MlaSpec, RopeKind, Stream
-from spectrace.replay.configuration import Configuration, Slot, Steps, View, listed
+from spectrace.replay.configuration import ADVANCING, Configuration, Slot, Steps, View, listed
 from spectrace.replay.wirings import name_wiring
 
-__all__ = ["LINKS", "Hypothesis", "Link", "computing", "feeding", "mapping", "moving"]
+__all__ = ["LINKS", "Hypothesis", "Link", "computing", "feeding", "mapping", "moved", "moving", "served_table"]
 
 Apply = Callable[[Configuration], Configuration]
 _FAR, _THETAS = 4, tuple(float(f"{digit}e{power}") for power in range(2, 8) for digit in (1, 2, 2.5, 5))
@@ -92,13 +93,14 @@ LINKS: Mapping[str, Link] = {
 """By name, in the order of the data's path. Evidence, hypotheses, readings and profiles call them so."""
 
 
-def computing(at: Configuration, shared: Mapping[str, Tensor]) -> Iterator[Hypothesis]:
+def computing(at: Configuration, shared: Mapping[str, Tensor], served: DraftSpec | None = None) -> Iterator[Hypothesis]:
     """Every other way to compute the same draft: switches, RoPE and weights.
 
-    `shared` are the target's "embedding" and "head", as far as they are known.
+    `shared` are the target's "embedding" and "head", as far as they are known; `served` the switches that an engine
+    says it served.
     """
     yield from _switches(at)
-    yield from _rope(at.spec)
+    yield from _rope(at.spec, served or at.spec)
     yield from _weights(at, shared)
 
 
@@ -106,13 +108,9 @@ def _switched(**changes: object) -> Apply:
     return lambda at: replace(at, spec=replace(at.spec, **changes))  # type: ignore[arg-type]
 
 
-def _other(stream: Stream) -> Stream:
-    return Stream.PRE_NORM if stream is Stream.POST_NORM else Stream.POST_NORM
-
-
 def _switches(at: Configuration) -> Iterator[Hypothesis]:
     spec = at.spec
-    residual, feedback = _other(spec.residual), _other(spec.feedback)
+    [residual], [feedback] = set(Stream) - {spec.residual}, set(Stream) - {spec.feedback}
     yield Hypothesis("residual", "N1", f"the residual is {residual}", _switched(residual=residual))
     yield Hypothesis("feedback", "N3", f"what is fed back is {feedback}", _switched(feedback=feedback), deeper=True)
     # A checkpoint that has norms has them for one of the two ways; one that has none may have lost either.
@@ -133,28 +131,37 @@ def _fused(norm: FuseNorm, at: Configuration) -> Configuration:
     return replace(at, spec=replace(at.spec, fuse_norm=norm), tensors={**rest, **norms})
 
 
-def _rope(spec: DraftSpec) -> Iterator[Hypothesis]:
+def _rope(spec: DraftSpec, served: DraftSpec) -> Iterator[Hypothesis]:
     rope = spec.rope
     near = (rope.theta * factor for factor in (0.25, 0.5, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0))
-    for theta in sorted({*_THETAS, *near} - {rope.theta}):
+    for theta in sorted({*_THETAS, *near, served.rope.theta} - {rope.theta}):
         changed = replace(rope, theta=theta)
         yield Hypothesis("rope theta", "R3", f"RoPE's theta is {theta:g}", _switched(rope=changed))
     flipped = replace(rope, interleaved=not rope.interleaved)
     pairs = "interleaved pairs" if flipped.interleaved else "halves"
     yield Hypothesis("rope pairs", "R5", f"RoPE rotates {pairs}", _switched(rope=flipped), alike=("P5",))
+    if served.rope.kind is not RopeKind.DEFAULT and _scaled_as(spec, served) != spec:
+        yield Hypothesis("rope scaling", "R4", f"RoPE is scaled: {served.rope.kind} by {served.rope.factor:g}",
+                         lambda at: replace(at, spec=_scaled_as(at.spec, served)))  # fmt: skip
     if rope.kind is not RopeKind.DEFAULT:
         yield Hypothesis("rope scaling", "R4", "RoPE's scaling is dropped", _unscaled)
         if isinstance(spec.attention, MlaSpec) and spec.attention.softmax_scale != 1.0:
             title = "RoPE's scaling is dropped, the softmax scale kept"
-            plain = replace(rope, kind=RopeKind.DEFAULT, cos_scale=1.0)
-            yield Hypothesis("rope scaling", "R4", title, _switched(rope=plain), variant="softmax-kept")
+            kept = _switched(rope=unscaled(spec).rope)
+            yield Hypothesis("rope scaling", "R4", title, kept, variant="softmax-kept")
 
 
 def _unscaled(at: Configuration) -> Configuration:
-    attention, plain = at.spec.attention, replace(at.spec.rope, kind=RopeKind.DEFAULT, cos_scale=1.0)
-    if isinstance(attention, MlaSpec):
-        attention = replace(attention, softmax_scale=1.0)
-    return replace(at, spec=replace(at.spec, rope=plain, attention=attention))
+    return replace(at, spec=unscaled(at.spec))
+
+
+def _scaled_as(spec: DraftSpec, other: DraftSpec) -> DraftSpec:
+    """A draft with the scaling of another, the softmax scale that comes with it, too."""
+    rope = replace(other.rope, theta=spec.rope.theta, interleaved=spec.rope.interleaved)
+    attention = spec.attention
+    if isinstance(attention, MlaSpec) and isinstance(other.attention, MlaSpec):
+        attention = replace(attention, softmax_scale=other.attention.softmax_scale)
+    return replace(spec, rope=rope, attention=attention)
 
 
 def _weights(at: Configuration, shared: Mapping[str, Tensor]) -> Iterator[Hypothesis]:
@@ -186,7 +193,8 @@ def _put(
 
     def apply(at: Configuration) -> Configuration:
         new = make(at.tensors[name]).to(at.tensors[name].dtype)
-        return replace(at, tensors={**at.tensors, name: new}, said={**at.said, link: said})
+        told = ", ".join(filter(None, (at.said.get(link), said)))
+        return replace(at, tensors={**at.tensors, name: new}, said={**at.said, link: told})
 
     return Hypothesis(link, fault, f"{what} is {value}", apply, variant=variant)
 
@@ -209,6 +217,15 @@ def mapping(at: Configuration, rebuilt: Tensor | None) -> Iterator[Hypothesis]:
             yield replace(one, alike=alike)
 
 
+def served_table(ids: Tensor, tokens: Tensor, fault: str, title: str) -> Hypothesis:
+    """The table as found: these ids stood for these tokens, the others for their own."""
+
+    def make(table: Tensor) -> Tensor:
+        return table.index_put((ids,), (tokens - ids).to(table.dtype))
+
+    return _put("vocabulary map", fault, "the table", title, "d2t", make)
+
+
 def _instead(new: Tensor, _old: Tensor) -> Tensor:
     return new
 
@@ -221,6 +238,14 @@ def moving() -> Iterator[Hypothesis]:
         (Steps(0, 0), "R2", "positions are not advanced"),
     ):
         yield Hypothesis("positions", fault, title, partial(_stepping, steps), deeper=True)
+
+
+def moved(offsets: Sequence[int], fault: str, title: str) -> Hypothesis | None:
+    """Positions as found: rows of depth 1, 2 and so on so far beyond the text; None where that is no counting."""
+    first, gaps = offsets[0], {below - above for above, below in pairwise(offsets)} or {ADVANCING.later}
+    if len(gaps) > 1:
+        return None
+    return Hypothesis("positions", fault, title, partial(_stepping, Steps(first, gaps.pop())), deeper=True)
 
 
 def _stepping(steps: Steps, at: Configuration) -> Configuration:
@@ -250,7 +275,7 @@ def _wirings(at: Configuration, layers: int, known: Sequence[int]) -> Iterator[t
     for order in permutations(own) if len(own) <= _FAR else ():
         found[order] = None
     if len(own) == 3:
-        found[_clamped((2, layers // 2, layers - 3), layers)] = None
+        found[_clamped(default_wiring(layers), layers)] = None
     found[_clamped((0, *numbers[:-1]), layers)] = None
     found[_clamped((*numbers[1:], layers - 3), layers)] = None
     for place in range(len(own)):

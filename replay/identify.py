@@ -45,7 +45,10 @@ class Match:
 def identify(
     received: Rows, truth: Truth, configured: Sequence[Slot], *, coarse: bool, width: int
 ) -> tuple[Match, ...]:
-    """Match some of these received rows (live, depth 0) against everything that is known; empty if nothing can be."""
+    """Match some of these received rows (live, depth 0) against everything that is known; empty if nothing can be.
+
+    Where one of the two was computed in less than float32 (`coarse`: the received rows), its rounding is allowed for.
+    """
     candidates = _candidates(truth)
     requests = _some(truth, received, max(16, min(_ROWS, _BYTES // max(4 * len(candidates) * width, 1))))
     if not requests or not candidates:
@@ -58,7 +61,8 @@ def identify(
     if features.shape[1] % width:
         return ()
     true = {slot: _aligned(texts, slot, mine) for slot in candidates}
-    matched = _Matching(true, configured, _COARSE if coarse else _EXACT, everything=_is_everything(truth))
+    tolerance = _COARSE if coarse or truth.coarse else _EXACT
+    matched = _Matching(true, configured, tolerance, everything=_is_everything(truth))
     return tuple(matched.slot(at, slot) for at, slot in enumerate(torch.split(features, width, dim=1)))
 
 
@@ -104,7 +108,7 @@ def _aligned(texts: Sequence[TrueText], slot: Slot, rows: Rows) -> Tensor:
     """The true tensors of the rows, [N, F]."""
     by_request = {text.request: text.slots[slot] for text in texts}
     pairs = zip(rows["request"].tolist(), rows["position"].tolist(), strict=True)
-    return torch.stack([by_request[request][position] for request, position in pairs]).float()
+    return torch.stack([by_request[request][position].float() for request, position in pairs])
 
 
 @dataclass(frozen=True, slots=True)

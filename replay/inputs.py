@@ -10,7 +10,7 @@ from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["DepthRows", "DraftInputs", "Int", "Served", "places", "read_served"]
+__all__ = ["DepthRows", "DraftInputs", "Int", "Served", "places", "read_served", "runs_from_start"]
 
 Int = npt.NDArray[np.int64]
 
@@ -118,6 +118,21 @@ def places(known: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> Int:
     at = np.searchsorted(ordered, asked)
     once = np.searchsorted(ordered, asked, side="right") - at == 1
     return np.where(once, order[np.minimum(at, max(count - 1, 0))] if count else -1, -1)
+
+
+def runs_from_start(rows: Rows) -> dict[int, Int]:
+    """The rows of each request that has any at position 0: one for each position from there on, in order.
+
+    A position that is missing, or there twice, ends them.
+    """
+    order = np.lexsort([rows["position"], rows["request"]])
+    requests, first, counts = np.unique(rows["request"][order], return_index=True, return_counts=True)
+    in_place = rows["position"][order] == np.arange(len(order)) - np.repeat(first, counts)
+    found = {}
+    for request, start, end in zip(requests.tolist(), first.tolist(), (first + counts).tolist(), strict=True):
+        whole = in_place[start:end]
+        found[request] = order[start : end if whole.all() else start + int(whole.argmin())]
+    return {request: run for request, run in found.items() if len(run)}
 
 
 def _depth_rows(received: Rows, drafted: Rows, requests: Int, above: Sequence[DepthRows]) -> DepthRows:

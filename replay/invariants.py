@@ -200,10 +200,11 @@ def _positions(depths: list[_Depth]) -> list[Finding]:
     places_ = ", ".join(f"{offset:+d} at depth {one.depth}" for offset, one in zip(usual, depths, strict=True))
     evidence, confidence = (told, f"most stand {places_}"), round(share, 3)
     if set(usual) == {0} or (len(usual) > 1 and len(set(usual)) == 1):
-        return [Finding("R2", "draft positions do not advance with depth", evidence, confidence=confidence)]
+        title = "draft positions do not advance with depth"
+        return [Finding("R2", title, evidence, confidence=confidence, offsets=tuple(usual))]
     if len(beyond) == 1 and beyond != {0}:
         title = f"draft positions are {beyond.pop():+d} off from depth 1 on"
-        return [Finding("R1", title, evidence, confidence=confidence)]
+        return [Finding("R1", title, evidence, confidence=confidence, offsets=tuple(usual))]
     title = "draft positions do not follow the depth"
     return [Finding("R1", title, evidence, variant="other", confidence=confidence, alike=("R2",))]
 

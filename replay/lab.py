@@ -1,6 +1,6 @@
 """Replay of a whole trace: in blocks, compared as it goes, with the acceptance that the replayed drafts come to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -11,13 +11,14 @@ from spectrace.engine.draft import DraftModel
 from spectrace.engine.tree import Tree
 from spectrace.replay.compare import COARSE_TOLERANCE, TOLERANCE, Comparison, Drawn
 from spectrace.replay.expected import ExpectedWalk, drafts_were_drawn, expected_walk
-from spectrace.replay.inputs import Served, read_served
+from spectrace.replay.inputs import Served, places, read_served
 from spectrace.replay.replay import replay_inputs
-from spectrace.replay.texts import read_texts
+from spectrace.replay.texts import Text, read_texts
 from spectrace.replay.trees import Regrowth, served_shape
 from spectrace.replay.walk import MissingDrafts, Walk, walk, walk_acceptance
 from spectrace.tracer.acceptance import Acceptance, acceptance_of_rows
 from spectrace.tracer.errors import UserError
+from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
 __all__ = ["ReplayReport", "read_drawn", "replay_trace"]
@@ -71,7 +72,7 @@ def replay_trace(
     if not len(served.requests):
         raise UserError(f"{trace.folder}: no request has all its draft rows from position 0; record whole requests")
     _check_width(trace, served, model)
-    drawn = read_drawn(trace)
+    drawn = read_drawn(trace, served.drafted, texts)
     comparison, walks, done = Comparison(drawn=drawn), dict[int, Walk](), 0
     for requests in served.blocks(block_rows):
         inputs = served.inputs(requests)
@@ -104,16 +105,22 @@ def replay_trace(
     )
 
 
-def read_drawn(trace: Trace) -> Drawn | None:
-    """The probabilities that drawn drafts had, None where drafts were chosen."""
+def read_drawn(trace: Trace, drafted: Rows, texts: Mapping[int, Text]) -> Drawn | None:
+    """The probabilities that these drawn drafts had, None where drafts were chosen.
+
+    Of a draft whose id in the draft's vocabulary was not recorded there is nothing to compare.
+    """
     if not drafts_were_drawn(trace):
         return None
-    verified = trace.rows("verified")
-    columns = (verified[name].tolist() for name in ("request", "round", "node", "q"))
-    q = {(request, round_, node - 1): q for request, round_, node, q in zip(*columns, strict=True) if node}
+    drafted = drafted.take(drafted["draft_token"] >= 0)
+    verified = trace.rows("verified", request=np.unique(drafted["request"]))
+    request, round_, depth = (drafted[name].astype(np.int64) for name in ("request", "round", "depth"))
+    at = places([verified[name] for name in ("request", "round", "node")], [request, round_, depth + 1])
+    keys = zip(*(column[at >= 0].tolist() for column in (request, round_, depth)), strict=True)
+    q = dict(zip(keys, verified["q"][at[at >= 0]].tolist(), strict=True))
     told = trace.manifest.get("serving", {}).get("sampling", {}).get("temperature")
     temperature = {request: told for request, _, _ in q if told}  # of requests that have not finished
-    return Drawn(temperature | {request: text.temperature for request, text in read_texts(trace).items()}, q)
+    return Drawn(temperature | {request: text.temperature for request, text in texts.items()}, q)
 
 
 def _check_width(trace: Trace, served: Served, model: DraftModel) -> None:

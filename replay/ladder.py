@@ -14,6 +14,7 @@ from enum import StrEnum
 from itertools import accumulate
 from math import sqrt
 from operator import mul
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from spectrace.replay.branches import Branches
 from spectrace.replay.configuration import ADVANCING, Steps
 from spectrace.replay.features import Fed, became_text
 from spectrace.replay.inputs import Int
-from spectrace.replay.statistics import ratio_interval
+from spectrace.replay.statistics import Interval, ratio_interval
 from spectrace.replay.texts import Text, read_texts
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.trace import Trace
@@ -48,9 +49,10 @@ __all__ = [
 Bool = npt.NDArray[np.bool_]
 Float = npt.NDArray[np.float64]
 _SHORT = 0.03  # of accuracy, by which a draft may fall short of its training and still reach it
-_FEW_REQUESTS = 8
+_SURE = 0.95  # of all steps at once
+_WIDE = 0.15  # of accuracy: an interval that reaches further up tells of no shortfall, nor that there is none
+_FEW_REQUESTS = 6  # of fewer, intervals over requests do not hold; and answers of one request are not independent
 _FEW_ANSWERS = 30
-_SIGMAS = 1.959964  # of a normal distribution: 95 % lie within
 
 
 class Counting(StrEnum):
@@ -266,21 +268,27 @@ def target_choices(trace: Trace, model: DraftModel) -> dict[int, TargetChoices]:
         ids = emitted.take(scored).payload("logits", "ids").astype(np.int64)  # best first
         inside = np.isin(ids, table)
         within[scored] = np.where(inside.any(1), ids[np.arange(len(ids)), inside.argmax(1)], -1)
-    found = {}
+    order = np.argsort(emitted["request"], kind="stable")
+    requests, first = np.unique(emitted["request"][order], return_index=True)
+    mine = dict(zip(requests.tolist(), np.split(order, first[1:]), strict=True))
+    position, found = emitted["position"].astype(np.int64), {}
     for request, text in read_texts(trace).items():
-        mine = emitted["request"] == request
-        at = emitted["position"][mine].astype(np.int64) + 1 - len(text.prompt)
+        rows = mine.get(request, order[:0])
+        at = position[rows] + 1 - len(text.prompt)
         into = (at >= 0) & (at < len(text.output))
         both = [np.full(len(text.output), -1, np.int64) for _ in range(2)]
         for column, values in zip(both, (full, within), strict=True):
-            column[at[into]] = values[mine][into]
+            column[at[into]] = values[rows[into]]
         found[request] = TargetChoices(*both)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One step: trained and measured accuracy, over how many answers, and the 95 % interval of what was measured."""
+    """One step: trained and measured accuracy, over how many answers, and the interval of what was measured.
+
+    The intervals of all steps hold together in 95 % of traces; there is none where requests are too few for one.
+    """
 
     step: int
     trained: float
@@ -296,10 +304,17 @@ class Rung:
 
     @property
     def reaches(self) -> bool | None:
-        """Whether the draft does what training said, or falls short by less than 0.03; None with too few answers."""
+        """Whether the draft does what training said, or falls short by less than 0.03.
+
+        None with too few answers, and where the interval is so wide that a shortfall would not show.
+        """
         if self.measured is None or self.high is None or self.answers < _FEW_ANSWERS:
             return None
-        return self.trained <= self.high or self.measured >= self.trained - _SHORT
+        if self.measured >= self.trained - _SHORT:
+            return True
+        if self.trained > self.high:
+            return False
+        return True if self.high - self.measured <= _WIDE else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +338,8 @@ class Ladder:
     @property
     def reaches(self) -> bool | None:
         """Whether the draft reaches its trained accuracy on these texts, at every step; None if that is not decided."""
-        told = [rung.reaches for rung in self.rungs if rung.reaches is not None]
-        return all(told) if told and self.rungs[0].reaches is not None else None
+        told = [rung.reaches for rung in self.rungs]
+        return False if False in told else told[0]
 
     def to_json(self) -> dict[str, Any]:
         rungs = [
@@ -339,7 +354,8 @@ def compare(trained: Trained, measured: TeacherForced) -> Ladder:
     """Hold a trained accuracy against what the draft does on a trace's texts, by the same definition."""
     meant = DEFINITIONS[trained.definition]
     hits, answers = measured.counts(meant)
-    rungs = [_rung(k, one, hits[:, k], answers[:, k]) for k, one in enumerate(trained.accuracies[: measured.steps])]
+    sure = 1 - (1 - _SURE) / len(trained.accuracies)  # of each step: with more of them chance has no more tries
+    rungs = [_rung(k, one, hits[:, k], answers[:, k], sure=sure) for k, one in enumerate(trained.accuracies)]
     return Ladder(
         trained.definition,
         meant.says,
@@ -349,7 +365,7 @@ def compare(trained: Trained, measured: TeacherForced) -> Ladder:
         trained.expected_length,
         measured.expected_length(),
         measured.walked_length(),
-        tuple(_notes(trained, measured)),
+        tuple(_notes(trained, measured, rungs)),
     )
 
 
@@ -358,32 +374,32 @@ def _rates(hits_RK: Float, answers_RK: Float) -> tuple[float | None, ...]:
     return tuple(hit / count if count else None for hit, count in pairs)
 
 
-def _rung(step: int, trained: float, hits_R: Float, answers_R: Float) -> Rung:
+def _rung(step: int, trained: float, hits_R: Float, answers_R: Float, *, sure: float) -> Rung:
     hits, answers = float(hits_R.sum()), float(answers_R.sum())
-    if not answers:
-        return Rung(step, trained, None, 0, None, None)
-    asked = answers_R > 0
-    low, high = _wilson(hits, answers)  # which also holds where all or none of the answers are hits
-    if asked.sum() >= _FEW_REQUESTS:
-        over_requests = ratio_interval(hits_R[asked], answers_R[asked], sure=0.95)
-        low, high = max(min(low, over_requests[0]), 0.0), min(max(high, over_requests[1]), 1.0)
-    return Rung(step, trained, hits / answers, int(answers), low, high)
+    measured, asked = hits / answers if answers else None, answers_R > 0
+    if asked.sum() < _FEW_REQUESTS:
+        return Rung(step, trained, measured, int(answers), None, None)
+    low, high = _wilson(hits, answers, sure)  # which also holds where all or none of the answers are hits
+    over_requests = ratio_interval(hits_R[asked], answers_R[asked], sure=sure)
+    low, high = max(min(low, over_requests[0]), 0.0), min(max(high, over_requests[1]), 1.0)
+    return Rung(step, trained, measured, int(answers), low, high)
 
 
-def _wilson(hits: float, answers: float) -> tuple[float, float]:
-    """The 95 % interval of a share of independent answers (Wilson, 1927)."""
-    z2, share = _SIGMAS**2, hits / answers
-    middle = (share + z2 / (2 * answers)) / (1 + z2 / answers)
-    half = _SIGMAS / (1 + z2 / answers) * sqrt(share * (1 - share) / answers + z2 / (4 * answers**2))
+def _wilson(hits: float, answers: float, sure: float) -> Interval:
+    """The interval of a share of independent answers (Wilson, 1927)."""
+    z, share = NormalDist().inv_cdf((1 + sure) / 2), hits / answers
+    middle = (share + z**2 / (2 * answers)) / (1 + z**2 / answers)
+    half = z / (1 + z**2 / answers) * sqrt(share * (1 - share) / answers + z**2 / (4 * answers**2))
     return middle - half, middle + half
 
 
-def _notes(trained: Trained, measured: TeacherForced) -> list[str]:
+def _notes(trained: Trained, measured: TeacherForced, rungs: Sequence[Rung]) -> list[str]:
     notes = []
-    if len(trained.accuracies) > measured.steps:
-        notes.append(f"trained accuracies of steps past {measured.steps - 1} are not compared: drafts were no deeper")
-    if len(measured.answers) < _FEW_REQUESTS:
-        notes.append(f"{len(measured.answers)} requests: intervals treat answers as independent, and are too narrow")
+    if undecided := [str(rung.step) for rung in rungs if rung.reaches is None]:
+        notes.append(
+            f"{len(measured.answers)} requests are too few to tell whether the draft reaches its trained accuracy at "
+            f"step {', '.join(undecided)}: record more, {_FEW_REQUESTS} at the very least"
+        )
     if DEFINITIONS[trained.definition].restricted and (unknown := measured.unknown()):
         notes.append(
             f"{unknown:.1%} of answers left out: the target's choice within the draft's vocabulary was not recorded"

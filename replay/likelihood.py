@@ -21,7 +21,7 @@ from spectrace.replay.configuration import Configuration
 from spectrace.replay.inputs import Int
 from spectrace.replay.truth import TrueText
 
-__all__ = ["Likelihood", "likelihood", "surprise"]
+__all__ = ["Likelihood", "likelihood", "standing_for", "surprise"]
 
 Float = npt.NDArray[np.float64]
 _SPREAD = 0.02
@@ -53,7 +53,7 @@ def likelihood(
     table, counts = model.table().cpu().numpy(), [len(starts) for _, starts, _ in branches.starts()]
     nats_MK = np.full(came_MK.shape, np.nan)
     for at, logits in enumerate(branches.forced(came_MK)):
-        there, right = came_MK[:, at] >= 0, _standing_for(table, came_MK[:, at])
+        there, right = came_MK[:, at] >= 0, standing_for(table, came_MK[:, at])
         nats = partial(_nats, logits, right, vocab=model.spec.target_vocab)
         if sharpness is None:
             sharpness = max(_SHARPNESS, key=lambda one: float(nats(one).mean()))
@@ -61,7 +61,7 @@ def likelihood(
     return Likelihood(tuple(np.split(np.nanmean(nats_MK, 1), np.cumsum(counts)[:-1])), sharpness or 1.0)
 
 
-def _standing_for(table_V: Int, tokens_M: Int) -> tuple[Int, Int]:
+def standing_for(table_V: Int, tokens_M: Int) -> tuple[Int, Int]:
     """The draft ids that stand for each token, as pairs of row and id."""
     order = np.argsort(table_V, kind="stable")
     first, end = (np.searchsorted(table_V[order], tokens_M, side=side) for side in ("left", "right"))
@@ -91,6 +91,6 @@ def surprise(configuration: Configuration, texts: Sequence[TrueText]) -> float:
     branches = Branches(model, [text.wired(configuration.wiring) for text in texts], configuration.steps)
     came_M = branches.windows([text.text.output for text in texts], 1)[:, 0]
     logits = branches.logits
-    rows, ids = (torch.from_numpy(at).to(logits.device) for at in _standing_for(model.table().cpu().numpy(), came_M))
+    rows, ids = (torch.from_numpy(at).to(logits.device) for at in standing_for(model.table().cpu().numpy(), came_M))
     expected_M = torch.cat([(part.float().softmax(1) * part).sum(1) for part in torch.split(logits, _ROWS_AT_ONCE)])
     return float((expected_M[rows] - logits[rows, ids]).mean())  # of both the log of the sum is the same

@@ -26,7 +26,7 @@ LINK_OF: Mapping[str, str] = {
     **dict.fromkeys(("W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8", "W9"), "wiring"),
     **dict.fromkeys(("M1", "M3", "X1", "X2", "X3", "X4", "D1", "D2"), "hand-off"),
     **dict.fromkeys(("V1", "V2", "V3", "V4", "V5"), "vocabulary map"),
-    **dict.fromkeys(("P1", "P5", "P6", "P7", "P8"), "weights"),
+    **dict.fromkeys(("P1", "P5", "P6"), "weights"),
     **dict.fromkeys(("T1", "T2"), "tokens"),
     **dict.fromkeys(("R1", "R2"), "positions"),
     "M2": "fc", "N1": "residual", "N2": "norm before fc", "N3": "feedback", "P2": "head", "P3": "embedding",
@@ -50,9 +50,6 @@ ENGINE_LINKS: Mapping[str, EngineLink] = {
     "W9": EngineLink("ranks", "capture a boundary after it is summed over the ranks, not one rank's part of the sum"),
     "M1": EngineLink(
         "capture_mode", "capture the hidden states of every row of a pass (CaptureHiddenMode FULL), not of the last"
-    ),
-    "M2": EngineLink(
-        "project", "project the features with fc at depth 0, whatever their width; only a state that is fed back is not"
     ),
     "M3": EngineLink(
         "hand_off",
@@ -98,8 +95,6 @@ ENGINE_LINKS: Mapping[str, EngineLink] = {
             "target": "have every rank of the target come to the same tokens: decide on one, and tell the others",
         },
     ),
-    "Q2": EngineLink("draft_ranks", "put shards together in the order of their ranks"),
-    "Q3": EngineLink("draft_ranks", "sum over the ranks once"),
     "Q4": EngineLink("draft_ranks", "have all ranks share the target's embedding, or none"),
     "S1": EngineLink(
         "verify",
@@ -107,22 +102,6 @@ ENGINE_LINKS: Mapping[str, EngineLink] = {
     ),
     "S2": EngineLink("verify", "hand verification the draft's probabilities: those that arrive were never written"),
     "S3": EngineLink("verify", "switch simulated acceptance off"),
-    "P1": EngineLink("load", "load every tensor of the draft: one is missing, and what stands for it was not trained"),
-    "P2": EngineLink("load", "load the draft's own head: another one stands for it"),
-    "P3": EngineLink("load", "load the draft's embedding, or share the target's: another one stands for it"),
-    "P4": EngineLink("load", "load mlp.gate_proj as the gate and mlp.up_proj as up: they are exchanged"),
-    "P5": EngineLink(
-        "load", "load the rows of q_proj and k_proj in the order in which RoPE takes them (pairs or halves)"
-    ),
-    "P6": EngineLink("load", "serve the weights of the checkpoint that is meant: those loaded are another one's"),
-    "P7": EngineLink("load", "load the biases of q, k and v: they are dropped"),
-    "P8": EngineLink("load", "load quantised weights together with their scales: these are dropped"),
-    "K1": EngineLink("cache", "write keys and values of accepted rows again, from the target's features"),
-    "K2": EngineLink("cache", "fill the draft's cache before another request shares a prefix of it"),
-    "K3": EngineLink("cache", "extend the draft's cache by every chunk of a prompt"),
-    "K4": EngineLink("cache", "drop rows that verification rejected from the draft's cache"),
-    "K5": EngineLink("cache", "fill the draft's cache again when a request resumes"),
-    "K6": EngineLink("hand_off", "hand the prompt's features over with a request that another process goes on with"),
 }
 
 PUBLIC: Mapping[str, tuple[str, ...]] = {
@@ -143,7 +122,6 @@ PUBLIC: Mapping[str, tuple[str, ...]] = {
     "P1": ("sglang #32226",),
     "P2": ("sglang #27908",),
     "P3": ("TorchSpec #38",),
-    "P8": ("sglang #32440",),
     "N1": ("speculators #297",),
     "N2": ("sglang #32334",),
     "N3": ("vllm #46075", "vllm #47448", "vllm #46488", "SpecForge #879"),
@@ -153,9 +131,6 @@ PUBLIC: Mapping[str, tuple[str, ...]] = {
     "R4": ("speculators #574", "SpecForge #287"),
     "T1": ("vllm-metal #721",),
     "T2": ("sglang #26329", "sglang #26800"),
-    "K1": ("vllm #14649",),
-    "K2": ("vllm #41838", "sglang #10846"),
-    "K6": ("sglang #10059", "sglang #10547"),
     "X1": ("sglang #26163", "sglang #28496"),
     "X2": ("sglang #26163",),
     "X3": ("sglang #26911", "sglang #28378"),
@@ -164,9 +139,6 @@ PUBLIC: Mapping[str, tuple[str, ...]] = {
     "S2": ("sglang #12512",),
     "Q4": ("vllm #50158",),
     "A1": ("vllm #27732", "vllm #28549"),
-    "A2": ("speculators #684",),
-    "A3": ("vllm #58080", "sglang #6783"),
-    "H1": ("SpecForge #296",),
 }
 """Reports and fixes with the same symptom, by fault: numbers of issues and pull requests of these projects."""
 

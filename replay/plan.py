@@ -1,14 +1,14 @@
 """Which requests of a trace serve for what in a diagnosis: settled before anything is run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from spectrace.replay.inputs import Served
-from spectrace.replay.truth import Truth
+from spectrace.replay.truth import TrueText, Truth
 
-__all__ = ["TRUE_ROWS", "Plan", "first_requests", "make_plan"]
+__all__ = ["TRUE_ROWS", "Plan", "enough", "first_requests", "make_plan"]
 
 _ENGINE_ROWS = 2048  # depth-0 rows on which hypotheses about the engine are tried
 _CHOOSING_ROWS, TRUE_ROWS = 768, 6144  # true rows on which training is read, and on which acceptance is foretold
@@ -18,16 +18,12 @@ _FEWEST_ANSWERS = 64  # tokens of answers; of fewer nothing is sure
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Requests by number. What the draft was trained for is chosen on some requests and confirmed on others.
-
-    `enough` says whether both have answers enough to be sure of anything.
-    """
+    """Requests by number. What the draft was trained for is chosen on some requests and confirmed on others."""
 
     engine: tuple[int, ...]
     choosing: tuple[int, ...]
     confirming: tuple[int, ...]
     foretelling: tuple[int, ...]
-    enough: bool
 
     def to_json(self) -> dict[str, int]:
         """How many requests serve for what."""
@@ -44,14 +40,17 @@ def make_plan(served: Served | None, truth: Truth, *, width: int) -> Plan:
     confirming = first_requests(
         {request: lengths[request] for request in halves[1]}, min(2 * rows // 3, 2 * _CHOOSING_ROWS)
     )
-    answers = [sum(len(truth.texts[request].output) for request in half) for half in (choosing, confirming)]
     return Plan(
         engine=first_requests(_draft_rows(served), _ENGINE_ROWS) if served else (),
         choosing=choosing,
         confirming=confirming,
         foretelling=first_requests(lengths, TRUE_ROWS),
-        enough=min(answers) >= _FEWEST_ANSWERS,
     )
+
+
+def enough(texts: Sequence[TrueText]) -> bool:
+    """Whether so much of the answers is known that anything can be sure."""
+    return sum(len(one.text.output) for one in texts) >= _FEWEST_ANSWERS
 
 
 def _draft_rows(served: Served) -> dict[int, int]:

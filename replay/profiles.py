@@ -9,13 +9,14 @@ Layer ids: a boundary is the id plus the key's offset. Ids at the top level name
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from spectrace.engine.spec import FuseNorm, RopeKind, RopeSpec, Stream
-from spectrace.replay.links import ENGINE_LINKS, public_note
+from spectrace.replay.links import ENGINE_LINKS
 
 __all__ = [
     "GENERIC",
@@ -95,7 +96,6 @@ _DRAFT = "spectrace.engine.draft.DraftModel"
 _STEP = "spectrace.engine.draft_shard.DraftShard.step"
 _SPECTRACE_CODE = {
     "capture": "spectrace.engine.target.TargetModel",
-    "slots": "spectrace.engine.target_shard.TargetShard.step",
     "capture_mode": "spectrace.engine.plan.CaptureHiddenMode",
     "hand_off": "spectrace.engine.target_shard.TargetShard.step",
     "rows": _STEP,
@@ -107,9 +107,7 @@ _SPECTRACE_CODE = {
     "rope": "spectrace.engine.rope.rotary_table",
     "vocabulary": f"{_DRAFT}.to_target",
     "load": "spectrace.engine.checkpoint.build_draft",
-    "config": "spectrace.engine.dialect.read_spec",
     "wiring": "spectrace.engine.serving.resolve_wiring",
-    "cache": "spectrace.engine.packing.RowTable",
     "tree": "spectrace.engine.tree.Growth",
     "verify": "spectrace.engine.verify.verify_sampled",
     "ranks": "spectrace.engine.target.TargetModel",
@@ -218,7 +216,7 @@ def _engine_wiring(
     if profile.wiring_flag and key == profile.wiring_flag:
         return Edit(
             f"serve without {profile.wiring_flag} {','.join(map(str, now))}, which overrides the config: {right}",
-            f"{profile.serve} --draft {draft}",
+            _serve(profile, draft),
         )
     where = f"where the engine captures: {_code(profile, 'capture')}, and where it takes the ids from: "
     text = f"{right}. Look {where}{_code(profile, 'wiring')}"
@@ -226,7 +224,7 @@ def _engine_wiring(
         return Edit(text)
     return Edit(
         f"{text}. Until that is mended, serve with {profile.wiring_flag} {listed}",
-        f"{profile.serve} --draft {draft} {profile.wiring_flag} {listed}",
+        _serve(profile, draft, profile.wiring_flag, listed),
     )
 
 
@@ -237,7 +235,12 @@ def _same(draft: Path, served: Path | None) -> bool:
 def _edited_since(profile: Profile, draft: Path) -> Edit:
     """The folder that was served is the one that is believed, and says now what is right."""
     text = f"serve {draft} again: its config.json is right now, and was another when this trace was served"
-    return Edit(text, profile.serve and f"{profile.serve} --draft {draft}")
+    return Edit(text, _serve(profile, draft))
+
+
+def _serve(profile: Profile, draft: Path, *flags: str) -> str:
+    """The command that serves a draft, as a shell takes it; empty where the engine has none."""
+    return profile.serve and f"{profile.serve} {shlex.join(('--draft', str(draft), *flags))}"
 
 
 def _id_keys(profile: Profile, folder: Path, key: str | None) -> list[IdKey]:
@@ -352,8 +355,7 @@ def fix_hand_off(profile: Profile, fault: str, variant: str = "") -> Edit:
     """The repair of a link that is engine code, by the fault's id: what has to hold, and where to look."""
     link = ENGINE_LINKS.get(fault)
     rule = link.variants.get(variant, link.rule) if link else f"mend what {fault} is about"
-    look = f"Look there: {_code(profile, link.stage if link else 'rows')}"
-    return Edit(" ".join(filter(None, (f"in the engine, {rule}. {look}.", public_note(fault)))))
+    return Edit(f"in the engine, {rule}. Look there: {_code(profile, link.stage if link else 'rows')}")
 
 
 def _code(profile: Profile, stage: str) -> str:

@@ -1,12 +1,13 @@
 """Whether the ranks of a role agree: rows of one key have the same hashes and tokens on all of them.
 
 Ranks run the same steps on the same data, so that the first family in the path of the data that differs is at fault;
-what comes after it differs as a consequence and is only told.
+what comes after it differs as a consequence and is only told. Hashes do not tell a fault from sums in another order:
+values do, and where none were recorded the difference is a doubt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -24,17 +25,24 @@ __all__ = ["Ranks", "ranks"]
 _KEY: Final = ("incarnation", "request", "pass", "depth", "node")
 _SAMPLE: Final = 256
 _ROUNDING: Final = 64  # units of the type's last place, of a row's largest value: what other orders of summing do
+_TENSOR: Final = {"emitted": "slots", "received": "features", "drafted": "state"}
+_HASHES: Final = ("hashes", "state_hash")
+_UNREAD: Final = "whether that is more than rounding is not known: no values were recorded; --level full records them"
+_Apart: TypeAlias = Mapping[str, float | None]
+"""How far tensors that differ lie apart, by family, in units of the last place of a row's largest value; None where no
+values were recorded. Families whose tensors are alike are not in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """Of `compared` rows above rank 0, by family, `equal` are what rank 0 has. `rounding` families differ by no more
-    than sums in another order do."""
+    than sums in another order do. Of `doubts` it is not known whether they do."""
 
     compared: Mapping[str, int]
     equal: Mapping[str, int]
     rounding: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    doubts: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +55,23 @@ class _Pairs:
 
     @property
     def any(self) -> Bool:
-        any_: Bool = np.logical_or.reduce(list(self.differs.values()))
-        return any_
+        return self.tensors | self.tokens
+
+    @property
+    def tensors(self) -> Bool:
+        """Rows with other hashes."""
+        [differs] = (self.differs[name] for name in _HASHES if name in self.differs)
+        return differs
+
+    @property
+    def tokens(self) -> Bool:
+        """Rows with another token, or another position."""
+        differs: Bool = np.logical_or.reduce([self.differs[name] for name in self.differs if name not in _HASHES])
+        return differs
+
+    def take(self, which: Bool) -> "_Pairs":
+        differs = {name: rows[which] for name, rows in self.differs.items()}
+        return _Pairs(self.ours.take(which), self.theirs.take(which), differs)
 
     def at(self, depth: int | None) -> Bool:
         """Rows of depth 0, or deeper ones where None is given."""
@@ -66,13 +89,21 @@ def ranks(trace: Trace) -> Ranks:
     pairs = {family: one for family, one in pairs.items() if len(one.ours)}
     compared = {family: len(one.ours) for family, one in pairs.items()}
     equal = {family: int((~one.any).sum()) for family, one in pairs.items()}
-    rounding = _roundings(pairs)
-    findings: list[Finding] = []
-    if "emitted" in pairs and pairs["emitted"].any.any() and "emitted" not in rounding:
-        findings.append(_partial_sums(trace, pairs["emitted"], pairs.get("received")))
-    if "received" in pairs and "drafted" in pairs:
-        findings += _draft(pairs["received"], pairs["drafted"], rounding, upstream=bool(findings))
-    return Ranks(compared, equal, rounding, tuple(findings))
+    apart = _apart(pairs)
+    rounding = tuple(family for family in apart if _rounds(apart, family) and not pairs[family].tokens.any())
+    found = list(_between(trace, pairs, apart))
+    findings, doubts = (tuple(one for one, sure in found if sure is wanted) for wanted in (True, False))
+    return Ranks(compared, equal, rounding, findings, doubts)
+
+
+def _between(trace: Trace, pairs: Mapping[str, _Pairs], apart: _Apart) -> Iterator[tuple[Finding, bool]]:
+    """What the ranks do not have alike, and whether it is more than a doubt."""
+    emitted, received, drafted = (pairs.get(family) for family in _TENSOR)
+    upstream = emitted is not None and (emitted.tokens.any() or not _rounds(apart, "emitted"))
+    if emitted is not None and upstream:
+        yield from _target(trace, emitted, received, apart)
+    if received is not None and drafted is not None:
+        yield from _draft(received, drafted, apart, upstream=bool(upstream), handed=emitted is not None)
 
 
 def _paired(rows: Rows, columns: Sequence[str]) -> _Pairs:
@@ -96,36 +127,48 @@ def _unequal(ours: Rows, theirs: Rows, name: str) -> Bool:
     return differs
 
 
-def _roundings(pairs: Mapping[str, _Pairs]) -> tuple[str, ...]:
-    """Families of which all that differs are tensors, and these by rounding alone, as far as they were recorded."""
-    kinds = {"emitted": "slots", "received": "features", "drafted": "state"}
-    found = []
-    for family, one in pairs.items():
-        exact = [name for name in one.differs if name not in ("hashes", "state_hash")]
-        if not one.any.any() or any(one.differs[name].any() for name in exact):
-            continue
-        error, rows = _error(one, kinds[family])
-        if rows and error is not None and error <= _ROUNDING:
-            found.append(family)
-    return tuple(found)
+def _apart(pairs: Mapping[str, _Pairs]) -> _Apart:
+    """Of emitted rows whose slots were not recorded, by the received rows that carry their hashes on either rank."""
+    apart = {family: _error(one, _TENSOR[family]) for family, one in pairs.items() if one.tensors.any()}
+    if "received" in pairs and apart.get("emitted", 0.0) is None:
+        apart["emitted"] = _error(_carrying(pairs["received"], pairs["emitted"]), "features")
+    return apart
 
 
-def _error(pairs: _Pairs, kind: str) -> tuple[float | None, int]:
+def _rounds(apart: _Apart, family: str) -> bool:
+    """Whether tensors are alike, or apart by rounding alone, as far as they were recorded."""
+    error = apart.get(family, 0.0)
+    return error is not None and error <= _ROUNDING
+
+
+def _carrying(received: _Pairs, emitted: _Pairs) -> _Pairs:
+    """The received rows that carry, rank by rank, the hashes of an emitted row that differs: its values are theirs."""
+
+    def hashes(pairs: _Pairs) -> list[tuple[bytes, ...]]:
+        both = pairs.ours["hashes"], pairs.theirs["hashes"]
+        return [tuple(one.tobytes() for one in row) for row in zip(*both, strict=True)]
+
+    handed, received = set(hashes(emitted.take(emitted.tensors))), received.take(received.tensors)
+    return received.take(np.array([row in handed for row in hashes(received)], np.bool_))
+
+
+def _error(pairs: _Pairs, kind: str) -> float | None:
     """The largest difference of some rows that differ, in units of the last place of the row's largest value."""
     rows = _sample(pairs, kind)
     if not len(rows):
-        return None, 0
+        return None
     ours, theirs = pairs.ours.take(rows).tensor(kind), pairs.theirs.take(rows).tensor(kind)
     error = row_error(ours, theirs) / torch.finfo(ours.dtype).eps
-    return float(torch.nan_to_num(error, nan=torch.inf).max()), len(rows)
+    return float(torch.nan_to_num(error, nan=torch.inf).max())
 
 
 def _sample(pairs: _Pairs, kind: str) -> Int:
-    held = np.flatnonzero(pairs.any & pairs.ours.has(kind) & pairs.theirs.has(kind))
+    held = np.flatnonzero(pairs.tensors & pairs.ours.has(kind) & pairs.theirs.has(kind))
     return held[np.unique(np.linspace(0, len(held) - 1, _SAMPLE).astype(np.int64))] if len(held) else held
 
 
-def _partial_sums(trace: Trace, emitted: _Pairs, received: _Pairs | None) -> Finding:
+def _target(trace: Trace, emitted: _Pairs, received: _Pairs | None, apart: _Apart) -> Iterator[tuple[Finding, bool]]:
+    """Partial sums where features are far apart; other tokens where these are not."""
     differs = emitted.any
     told = [
         f"{int(differs.sum())} of {len(differs)} emitted rows of other ranks have other hashes or tokens than rank 0's"
@@ -137,15 +180,16 @@ def _partial_sums(trace: Trace, emitted: _Pairs, received: _Pairs | None) -> Fin
     if received is not None and (upset := received.any & received.at(0)).any():
         told.append(f"so do {int(upset.sum())} of {int(received.at(0).sum())} rows that the draft's ranks received")
     told += _sums(trace, emitted)
-    tensors = emitted.differs["hashes"].any()
-    return Finding(
-        "W9" if tensors else "Q1",
-        "ranks of the target capture different features" if tensors else "ranks of the target come to different tokens",
-        tuple(told),
-        variant="" if tensors else "target",
-        confidence=0.9,
-        masks=bool(tensors),
-    )
+    title = "ranks of the target capture different features"
+    error = apart.get("emitted", 0.0)
+    if error is None:
+        yield Finding("W9", title, (*told, _UNREAD), confidence=0.5), False
+    elif error > _ROUNDING:
+        yield Finding("W9", title, tuple(told), confidence=0.9, masks=True), True
+        return
+    if emitted.tokens.any():
+        title = "ranks of the target come to different tokens"
+        yield Finding("Q1", title, tuple(told), variant="target", confidence=0.9), True
 
 
 def _sums(trace: Trace, emitted: _Pairs) -> list[str]:
@@ -184,33 +228,50 @@ def _boundary(rows: Rows, boundary: int) -> Tensor | None:
         return None
 
 
-def _draft(received: _Pairs, drafted: _Pairs, rounding: Sequence[str], *, upstream: bool) -> list[Finding]:
-    """The first thing that the draft's ranks do not have alike."""
+def _draft(
+    received: _Pairs, drafted: _Pairs, apart: _Apart, *, upstream: bool, handed: bool
+) -> Iterator[tuple[Finding, bool]]:
+    """The first thing that the draft's ranks do not have alike.
+
+    `upstream` says that the target's do not either, `handed` that these were compared: what they have alike is not
+    rounded on its way.
+    """
     features = received.differs["hashes"] & received.at(0)
-    if features.any() and "received" not in rounding:
-        return [] if upstream else [_features(features, received.at(0))]
-    tokens = _tokens(received, drafted)
-    if tokens:
-        return [tokens]
-    states = drafted.differs["state_hash"]
-    if not states.any() or "drafted" in rounding:
-        return []
-    depths = drafted.ours["depth"][states]
-    evidence = (
+    if features.any() and not _rounds(apart, "received"):
+        if not upstream:
+            known = apart["received"] is not None or (handed and "emitted" not in apart)
+            yield _features(features, received.at(0), known), known
+        return
+    if tokens := _tokens(received, drafted):
+        yield tokens, True
+        return
+    if not drafted.tensors.any() or _rounds(apart, "drafted"):
+        return
+    known = apart["drafted"] is not None
+    if known or not features.any():  # states made of rounded features are other states
+        yield _states(drafted, known), known
+
+
+def _states(drafted: _Pairs, known: bool) -> Finding:
+    states = drafted.tensors
+    told = (
         f"{int(states.sum())} of {len(states)} draft rows have another state on another rank than on rank 0, first at "
-        f"depth {int(depths.min())}",
-        "what the ranks received at depth 0, and all their tokens, are alike",
+        f"depth {int(drafted.ours['depth'][states].min())}",
+        "what the ranks received at depth 0 is alike, or but for rounding, and all their tokens are alike",
     )
     title = "ranks of the draft compute different states from the same inputs"
-    return [Finding("Q4", title, evidence, confidence=0.5, alike=("Q2", "Q3"))]
+    evidence = told if known else (*told, _UNREAD)
+    return Finding("Q4", title, evidence, confidence=0.5, alike=("Q2", "Q3"))
 
 
-def _features(differs: Bool, at_zero: Bool) -> Finding:
-    evidence = (
+def _features(differs: Bool, at_zero: Bool, known: bool) -> Finding:
+    told = (
         f"{int(differs.sum())} of {int(at_zero.sum())} rows of other ranks at depth 0 have other hashes than rank 0's",
         "the target's ranks, as far as they were recorded, emitted the same",
     )
-    return Finding("Q1", "ranks of the draft receive different features", evidence, variant="features", confidence=0.8)
+    title = "ranks of the draft receive different features"
+    evidence = told if known else (*told, _UNREAD)
+    return Finding("Q1", title, evidence, variant="features", confidence=0.8 if known else 0.5)
 
 
 def _tokens(received: _Pairs, drafted: _Pairs) -> Finding | None:

@@ -18,8 +18,8 @@ from spectrace.replay.foretell import Foreteller, Foretold, acceptance_length
 from spectrace.replay.hypotheses import Hypothesis
 from spectrace.replay.inputs import DraftInputs
 from spectrace.replay.likelihood import Likelihood, likelihood, surprise
-from spectrace.replay.reproduce import Reproduced, reproduce
-from spectrace.replay.statistics import Interval, paired_interval
+from spectrace.replay.reproduce import NOTHING, Reproduced, reproduce
+from spectrace.replay.statistics import Interval, chance_of, paired_interval
 from spectrace.replay.truth import TrueText
 
 __all__ = ["SURPRISED", "Clock", "EngineReading", "Told", "TrainedReading", "read_engine", "read_training", "rivals_of"]
@@ -31,6 +31,7 @@ Told = Callable[[str, int, int], None]
 _STACK = 4
 _EXPLAINED, _EXPLAINED_COARSE = 0.98, 0.93
 _GAIN = 0.02  # of answers met: less is no step
+_BY_CHANCE = 0.01  # as seldom may chance alone miss as many answers, or find a step that meets as many more
 _FEW_STARTS = 64  # that tell whether a hypothesis is far worse
 _TRIED = 6  # screened hypotheses that are tried at every depth
 _SCREENED_SURE, _TRAINED_SURE = 2.0, 0.99
@@ -42,7 +43,7 @@ class Clock:
     """What is left of the budget; `told` hears of progress."""
 
     def __init__(self, budget_secs: float, told: Told | None = None) -> None:
-        self.ends, self._told = time.monotonic() + budget_secs, told
+        self.budget_secs, self.ends, self._told = budget_secs, time.monotonic() + budget_secs, told
         self.tried = self.skipped = 0
 
     def each(self, what: str, hypotheses: Sequence[Hypothesis]) -> Iterator[Hypothesis]:
@@ -89,7 +90,8 @@ def read_engine(
 ) -> EngineReading:
     """Find the steps under which replay gives the answers that were served.
 
-    Of steps that explain them alike, one is taken whose fault is `likely`: the trace shows it by itself.
+    Of steps that explain them alike, one is taken whose fault is `likely`: the trace shows it by itself. Where so few
+    are missed that chance may have missed them, or would find a step that meets them, the reading is of no answers.
     """
     enough = _EXPLAINED_COARSE if coarse else _EXPLAINED
 
@@ -98,6 +100,7 @@ def read_engine(
 
     base = run(configured)
     at, found, steps, rivals = configured, base, list[Hypothesis](), list[tuple[Hypothesis, ...]]()
+    promising = False
     while found.agreement < enough and len(steps) < _STACK:
         tried = [
             (one, (there := one.apply(at)), run(there))
@@ -108,12 +111,27 @@ def read_engine(
         best, there, result = max(tried, key=lambda each: (each[2].agreement, each[0].fault in likely))
         if result.agreement < found.agreement + _GAIN:
             break
+        if not _surely_better(result, found, len(tried)):
+            promising = result.agreement >= enough
+            break
         rivals.append(tuple(o for o, _, other in tried if o is not best and bool((other.met == result.met).all())))
         at, found = there, result
         steps.append(best)
-    if found.agreement < enough:
-        return EngineReading(configured, (), base, base, False)
-    return EngineReading(at, tuple(steps), base, found, True, tuple(rivals))
+    unsure = promising or not _surely_missed(found, 1 - enough)
+    if found.agreement >= enough or (steps and unsure):
+        return EngineReading(at, tuple(steps), base, found, True, tuple(rivals))
+    return EngineReading(configured, (), *((NOTHING if unsure else base),) * 2, False)
+
+
+def _surely_missed(found: Reproduced, share: float) -> bool:
+    """Whether more answers are missed than the share that rounding may come to, and not by chance."""
+    return chance_of(int((~found.met).sum()), len(found.met), each=share) < _BY_CHANCE
+
+
+def _surely_better(new: Reproduced, old: Reproduced, tried: int) -> bool:
+    """The sign test of answers that only one of two meets, for the best of many hypotheses tried."""
+    gained, lost = int((new.met & ~old.met).sum()), int((old.met & ~new.met).sum())
+    return tried * chance_of(gained, gained + lost, each=0.5) < _BY_CHANCE
 
 
 def _fresh(hypotheses: Iterable[Hypothesis], steps: Sequence[Hypothesis]) -> list[Hypothesis]:
@@ -166,22 +184,18 @@ def read_training(
     at, steps, rivals = configured, list[Hypothesis](), list[tuple[Hypothesis, ...]]()
     plain, undecided = surprise(at, confirmed_on), None
     while len(steps) < _STACK:
-        step = search.best(at, steps, chosen_on)
-        if step is None:
+        way, there, interval = search.way(at, steps, chosen_on, confirmed_on)
+        if not way:
             break
-        there = step[0].apply(at)
-        # That a link is wrong has to be sure; how it was right is then the best guess.
-        again = step[0].link in {one.link for one in steps}
-        interval = search.gain(there, at, confirmed_on)
         worth_it = _worth_it(*(foreteller.walks(one, both) for one in (there, at)))
-        if not (worth_it and (interval[0] > 0 or (again and sum(interval) > 0))):
+        if not (worth_it and _is_sure(interval, way[0][0], steps)):
             no_better = sum(interval) <= 0  # of too few texts there is no interval, and nothing is decided
             if worth_it and not no_better and not steps:
-                undecided = _could_be(step[0], surprise(there, confirmed_on), plain)
+                undecided = _could_be(way[0][0], surprise(there, confirmed_on), plain)
             break
         at = there
-        steps.append(step[0])
-        rivals.append(step[1])
+        steps += [step for step, _ in way]
+        rivals += [others for _, others in way]
     surprised = surprise(at, confirmed_on)
     if steps and not surprised <= SURPRISED:
         undecided = _could_be(steps[0], surprised, plain)
@@ -189,6 +203,12 @@ def read_training(
     gain = search.gain(at, configured, confirmed_on) if steps else None
     before, after = (acceptance_length(foreteller.walks(one, confirmed_on)) for one in (configured, at))
     return TrainedReading(at, tuple(steps), before, after, surprised, gain, tuple(rivals), undecided)
+
+
+def _is_sure(interval: Interval, step: Hypothesis, steps: Sequence[Hypothesis]) -> bool:
+    """That a link is wrong has to be sure; how it was right is then the best guess."""
+    again = step.link in {one.link for one in steps}
+    return interval[0] > 0 or (again and sum(interval) > 0)
 
 
 def _could_be(step: Hypothesis, surprised: float, plain: float) -> Hypothesis | None:
@@ -218,6 +238,26 @@ class _Search:
         walked = self.foreteller.walks(best.apply(at), texts)
         others = (one for one, _ in better if one is not best)
         return best, tuple(one for one in others if _same(self.foreteller.walks(one.apply(at), texts), walked))
+
+    def way(
+        self,
+        at: Configuration,
+        steps: Sequence[Hypothesis],
+        chosen_on: Sequence[TrueText],
+        confirmed_on: Sequence[TrueText],
+    ) -> tuple[list[tuple[Hypothesis, tuple[Hypothesis, ...]]], Configuration, Interval]:
+        """The best step, where it leads, and its gain; of a link that takes several steps as many as make it sure."""
+        way, there, interval = list[tuple[Hypothesis, tuple[Hypothesis, ...]]](), at, (np.nan, np.nan)
+        while len(steps) + len(way) < _STACK:
+            found = self.best(there, [*steps, *(step for step, _ in way)], chosen_on)
+            if found is None or (way and found[0].link != way[0][0].link):
+                break
+            way.append(found)
+            there = found[0].apply(there)
+            interval = self.gain(there, at, confirmed_on)
+            if _is_sure(interval, way[0][0], steps):
+                break
+        return way, there, interval
 
     def gain(self, there: Configuration, at: Configuration, texts: Sequence[TrueText]) -> Interval:
         """By how many nats a token that came is likelier there than here."""
@@ -266,8 +306,14 @@ def _sureness(new: Sequence[Float], old: Sequence[Float]) -> float:
 
 
 def _worth_it(new: Sequence[Foretold], old: Sequence[Foretold]) -> bool:
-    before, after = acceptance_length(old), acceptance_length(new)
+    before, after = _length(old), _length(new)
     return before is not None and after is not None and after - before > _WORTH * before
+
+
+def _length(walked: Sequence[Foretold]) -> float | None:
+    """The acceptance length; where no round is counted, as if there were one at every start."""
+    runs = np.concatenate([np.empty(0), *(one.runs for one in walked)])
+    return acceptance_length(walked) or (1 + float(runs.mean()) if len(runs) else None)
 
 
 def _same(one: Sequence[Foretold], other: Sequence[Foretold]) -> bool:

@@ -7,6 +7,7 @@ from spectrace.replay.causes import Broken, Readings
 from spectrace.replay.configuration import Configuration
 from spectrace.replay.diagnosis import Cause
 from spectrace.replay.foretell import Foreteller, Foretold, acceptance_length
+from spectrace.replay.links import public_note
 from spectrace.replay.plan import TRUE_ROWS, first_requests
 from spectrace.replay.truth import Truth
 
@@ -33,7 +34,7 @@ class Repairs:
                 evidence=one.evidence,
                 served_acceptance=served,
                 predicted_acceptance=predicted,
-                fix=one.edit.text,
+                fix=". ".join(filter(None, (one.edit.text, public_note(one.fault)))),
                 command=one.edit.command,
                 alike=one.alike,
             )

@@ -4,12 +4,13 @@ Where requests are few, over stretches of them: neighbours hang together, places
 """
 
 from collections.abc import Sequence
+from math import exp, fsum, lgamma, log
 from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Interval", "paired_interval", "ratio_interval"]
+__all__ = ["Interval", "chance_of", "paired_interval", "ratio_interval"]
 
 Float = npt.NDArray[np.float64]
 Interval = tuple[float, float]
@@ -41,6 +42,16 @@ def ratio_interval(above: Float, below: Float, *, sure: float = 0.95) -> Interva
     low, high = np.percentile(ratios, [50 * (1 - sure), 50 * (1 + sure)])
     middle, wider = float(above.sum() / below.sum()), _wider(len(above), sure)
     return middle - wider * (middle - float(low)), middle + wider * (float(high) - middle)
+
+
+def chance_of(as_many: int, of: int, *, each: float) -> float:
+    """The chance that so many or more of some independent things happen, when each happens with a chance of its own."""
+
+    def exactly(k: int) -> float:
+        ways = lgamma(of + 1) - lgamma(k + 1) - lgamma(of - k + 1)
+        return exp(ways + k * log(each) + (of - k) * log(1 - each))
+
+    return min(fsum(exactly(k) for k in range(as_many, of + 1)), 1.0)
 
 
 def _wider(requests: int, sure: float) -> float:

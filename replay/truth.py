@@ -3,25 +3,38 @@
 Shapes: P positions of a text (all but its last), F target width.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from itertools import islice, product
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from spectrace.replay.configuration import Slot, View
-from spectrace.replay.features import became_text, first_rows
-from spectrace.replay.texts import Text, read_texts
+from spectrace.replay.features import became_text
+from spectrace.replay.inputs import Int, runs_from_start
+from spectrace.replay.texts import Text
 from spectrace.tracer.errors import UserError
-from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["Delivered", "Recomputed", "Recorded", "Source", "TrueText", "Truth", "Wired"]
+if TYPE_CHECKING:
+    from spectrace.engine.target import TargetRows
+
+__all__ = ["Answered", "Delivered", "Recomputed", "Recorded", "Source", "TrueText", "Truth", "Wired"]
 
 _ROWS_AT_ONCE = 512
+_MOST_LAYERS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Of `tokens` that were answered greedily, `equal` are those that a source answers, too, at the same places."""
+
+    tokens: int
+    equal: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +66,10 @@ class Wired:
 
 
 class Source(Protocol):
-    """One place where true boundaries come from."""
+    """One place where true boundaries come from; `coarse` where they were computed in less than float32."""
 
     name: str
+    coarse: bool
 
     def has(self, slot: Slot) -> bool: ...
 
@@ -65,31 +79,44 @@ class Source(Protocol):
 
 
 class Truth:
-    """Several sources in the order of trust; a slot is read from the first that has it.
+    """Several sources in the order of trust; each request's slots are read from the first that covers it and has them.
 
-    Texts that were read with `keep` are held: whoever keeps them sees to it that they are few.
+    The slots that can be had are those of the requests that most are known of; of what else there is, `texts` has only
+    requests of which as many are known. Texts that were read with `keep` are held: whoever keeps them sees to it that
+    they are few.
     """
 
     def __init__(self, texts: Mapping[int, Text], sources: Sequence[Source], layers: int | None) -> None:
-        self.sources, self.layers = sources, layers
+        self.layers = layers
         self._kept: dict[int, TrueText] = {}
-        self.texts = {
-            request: text
+        covering = {
+            request: tuple(source for source in sources if source.covers(request))
             for request, text in texts.items()
-            if len(text.output) > 1 and sources and all(source.covers(request) for source in sources)
+            if len(text.output) > 1
         }
+        known = {by: self._known_to(by) for by in dict.fromkeys(covering.values())}
+        self.slots: frozenset[Slot] = max(known.values(), key=len, default=frozenset())
+        self._covering = {request: by for request, by in covering.items() if by and known[by] >= self.slots}
+        self.texts = {request: texts[request] for request in self._covering}
+        self.sources = [source for source in sources if any(source in by for by in self._covering.values())]
+
+    @property
+    def coarse(self) -> bool:
+        """Whether some of it was computed in less than float32."""
+        return any(source.coarse for source in self.sources)
 
     def has(self, slot: Slot) -> bool:
         """Whether this slot can be had at all."""
-        return any(source.has(slot) for source in self.sources)
+        return slot in self.slots
 
     def known(self) -> list[int]:
         """The boundaries that can be had, in order."""
-        top = 512 if self.layers is None else self.layers
-        return [boundary for boundary in range(top + 1) if self.has(Slot(boundary))]
+        return sorted(slot.boundary for slot in self.slots if slot.view is View.STREAM)
 
     def read(self, requests: Sequence[int], slots: Collection[Slot], *, keep: bool = False) -> list[TrueText]:
         """Some requests' texts with these slots, in order; a slot that cannot be had raises UserError."""
+        if lacking := sorted(set(slots) - self.slots):
+            raise UserError(f"boundary {lacking[0]} is in no reference and cannot be computed: give --target DIR")
         held = {r: self._kept[r] for r in requests if r in self._kept and self._kept[r].slots.keys() >= set(slots)}
         new = {text.request: text for text in self._read([r for r in requests if r not in held], slots)}
         if keep:
@@ -97,64 +124,88 @@ class Truth:
         return [held[request] if request in held else new[request] for request in requests]
 
     def _read(self, requests: Sequence[int], slots: Collection[Slot]) -> list[TrueText]:
-        texts = {request: self.texts[request] for request in requests}
-        found: dict[int, dict[Slot, Tensor]] = {request: {} for request in texts}
-        for source, wanted in self._shares(slots).items() if texts else ():
-            for request, tensors in self.sources[source].read(texts, wanted).items():
+        asked: dict[tuple[Source, tuple[Slot, ...]], list[int]] = {}
+        for request in requests:
+            for share in _shares(self._covering[request], slots).items():
+                asked.setdefault(share, []).append(request)
+        found: dict[int, dict[Slot, Tensor]] = {request: {} for request in requests}
+        for (source, wanted), group in asked.items():
+            for request, tensors in source.read({one: self.texts[one] for one in group}, wanted).items():
                 found[request] |= tensors
-        return [_cut(request, texts[request], slots) for request, slots in found.items()]
+        return [_cut(request, self.texts[request], tensors) for request, tensors in found.items()]
 
-    def _shares(self, slots: Collection[Slot]) -> dict[int, list[Slot]]:
-        shares: dict[int, list[Slot]] = {}
-        for slot in sorted(slots):
-            at = next((at for at, source in enumerate(self.sources) if source.has(slot)), None)
-            if at is None:
-                raise UserError(f"boundary {slot} is in no reference and cannot be computed: give --target DIR")
-            shares.setdefault(at, []).append(slot)
-        return shares
+    def _known_to(self, sources: Sequence[Source]) -> frozenset[Slot]:
+        boundaries = range((_MOST_LAYERS if self.layers is None else self.layers) + 1)
+        slots = (Slot(boundary, view) for boundary, view in product(boundaries, View))
+        return frozenset(slot for slot in slots if any(source.has(slot) for source in sources))
+
+
+def _shares(sources: Sequence[Source], slots: Collection[Slot]) -> dict[Source, tuple[Slot, ...]]:
+    """Which of the slots each source is asked for: the first that has them."""
+    firsts = [(next(source for source in sources if source.has(slot)), slot) for slot in sorted(slots)]
+    return {source: tuple(slot for first, slot in firsts if first is source) for source, _ in firsts}
 
 
 def _cut(request: int, text: Text, slots: Mapping[Slot, Tensor]) -> TrueText:
     """A text for which a source knows only a beginning ends there."""
     rows = min(len(tensor) for tensor in slots.values())
-    text = replace(text, output=text.output[: rows + 1 - len(text.prompt)])
+    text = replace(text, output=text.output[: max(rows + 1 - len(text.prompt), 0)])
     return TrueText(request, text, {slot: tensor[:rows] for slot, tensor in slots.items()})
 
 
 class Recorded:
-    """Reference rows: of the trace itself, or of another that holds the same prompts."""
+    """Reference rows: of the trace itself, or of another that holds the same prompts; `theirs` are its own texts."""
 
-    def __init__(self, trace: Trace, texts: Mapping[int, Text], own: bool) -> None:
-        self.name = f"reference rows of {trace.folder}"
-        self.trace = trace
-        self.boundaries = {int(b) for facts in trace.writers.values() for b in facts.get("capture", ())}
+    def __init__(self, trace: Trace, texts: Mapping[int, Text], theirs: Mapping[int, Text]) -> None:
+        self.name, self.coarse = f"reference rows of {trace.folder}", _is_coarse(trace)
+        self._boundaries = {int(b) for facts in trace.writers.values() for b in facts.get("capture", ())}
         reference = trace.rows("reference", live=True, rank=0)
         reference = reference.take(reference.has("boundaries"))
-        self._rows: Rows = reference.take(became_text(reference, trace.rows("verified", accepted=True)))
-        theirs = read_texts(trace)
-        self._twin = {request: request for request in texts} if own else _twins(texts, theirs)
-        shared = {mine: _shared(texts[mine], theirs[twin]) for mine, twin in self._twin.items() if twin in theirs}
-        # A text that parts at its first answers has no start that a draft could be judged at.
-        self._lengths = {mine: length for mine, length in shared.items() if length > len(texts[mine].prompt) + 1}
+        self._rows = reference.take(became_text(reference, trace.rows("verified", accepted=True)))
+        twins = _twins(texts, theirs)
+        self._pairs = [(texts[mine], theirs[twin]) for mine, twin in twins.items()]
+        runs, self._runs = runs_from_start(self._rows), dict[int, Int]()
+        for mine, twin in twins.items():
+            needed = _true_rows(texts[mine], theirs[twin])
+            if needed and len(runs.get(twin, ())) >= needed:
+                self._runs[mine] = runs[twin][:needed]
 
     def has(self, slot: Slot) -> bool:
-        return slot.view is View.STREAM and slot.boundary in self.boundaries and len(self._rows) > 0
+        return slot.view is View.STREAM and slot.boundary in self._boundaries
 
     def covers(self, request: int) -> bool:
-        return bool(self._found([request]))
+        return request in self._runs
 
     def read(self, texts: Mapping[int, Text], slots: Collection[Slot]) -> Mapping[int, Mapping[Slot, Tensor]]:
-        found = self._found(list(texts))
-        return {
-            request: {slot: rows.tensor("boundaries", f"b{slot.boundary}") for slot in slots}
-            for request, rows in found.items()
-        }
+        runs = {request: self._runs[request] for request in texts}
+        rows = self._rows.take(np.concatenate(list(runs.values())))
+        return _dealt({slot: rows.tensor("boundaries", f"b{slot.boundary}") for slot in slots}, runs)
 
-    def _found(self, requests: Sequence[int]) -> dict[int, Rows]:
-        known = [request for request in requests if request in self._lengths]
-        needed = {self._twin[request]: self._lengths[request] - 1 for request in known}
-        rows = dict(first_rows(self._rows, {twin: count for twin, count in needed.items() if count > 0}))
-        return {request: rows[self._twin[request]] for request in known if self._twin[request] in rows}
+    def answered(self) -> Answered:
+        """How much of what both runs answered greedily is the same, up to where their texts part."""
+        greedy = [pair for pair in self._pairs if not any(text.temperature for text in pair)]
+        equal = [(_shared(*pair) - len(pair[0].prompt), min(len(text.output) for text in pair)) for pair in greedy]
+        return Answered(sum(min(same + 1, length) for same, length in equal), sum(same for same, _ in equal))
+
+
+def _is_coarse(trace: Trace) -> bool:
+    return str(trace.manifest.get("dtype", "float32")) != "float32"
+
+
+def _true_rows(mine: Text, theirs: Text) -> int:
+    """For how many positions of a text what another run had of it is true: as far as it goes on as the other's does.
+
+    A text that parts at its first answers has no start that a draft could be judged at.
+    """
+    shared = _shared(mine, theirs)
+    return shared - 1 if shared > len(mine.prompt) + 1 else 0
+
+
+def _dealt(tensors: Mapping[Slot, Tensor], rows: Mapping[int, Sized]) -> dict[int, dict[Slot, Tensor]]:
+    """Tensors over the rows of several requests, one request behind another, as each one's own."""
+    lengths = [len(of_one) for of_one in rows.values()]
+    parts = {slot: torch.split(tensor, lengths) for slot, tensor in tensors.items()}
+    return {request: {slot: part[at] for slot, part in parts.items()} for at, request in enumerate(rows)}
 
 
 def _twins(texts: Mapping[int, Text], theirs: Mapping[int, Text]) -> dict[int, int]:
@@ -171,9 +222,11 @@ def _twins(texts: Mapping[int, Text], theirs: Mapping[int, Text]) -> dict[int, i
 
 def _shared(mine: Text, theirs: Text) -> int:
     """How many tokens both texts begin with."""
-    pairs = zip(mine.tokens, theirs.tokens, strict=False)
-    same = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
-    return min(len(mine.tokens), len(theirs.tokens)) if same is None else same
+    tokens = mine.tokens, theirs.tokens
+    if tokens[0] == tokens[1]:
+        return len(tokens[0])
+    parting = (at for at, (a, b) in enumerate(zip(*tokens, strict=False)) if a != b)
+    return next(parting, min(map(len, tokens)))
 
 
 class Recomputed:
@@ -182,7 +235,7 @@ class Recomputed:
     def __init__(self, folder: Path, *, dtype: torch.dtype, device: str = "cpu") -> None:
         from spectrace.engine.target import TargetModel
 
-        self.name = f"the target in {folder}, run again"
+        self.name, self.coarse = f"the target in {folder}, run again", dtype != torch.float32
         self.model = TargetModel(folder, dtype=dtype, device=device)
         self.layers = len(self.model.layers)
 
@@ -196,11 +249,27 @@ class Recomputed:
 
     def read(self, texts: Mapping[int, Text], slots: Collection[Slot]) -> Mapping[int, Mapping[Slot, Tensor]]:
         found: dict[int, Mapping[Slot, Tensor]] = {}
+        streams = {slot.boundary for slot in slots if slot.view is not View.BRANCH}
+        branches = {slot.boundary for slot in slots if slot.view is View.BRANCH and slot.boundary}
         for group in _groups(texts):
-            found |= self._run({request: texts[request] for request in group}, slots)
+            out = self._run(group, streams | {0}, branches)
+            tensors = {slot: self._view(slot, out.boundaries, out.branches) for slot in slots}
+            found |= _dealt(tensors, {request: text.tokens[:-1] for request, text in group.items()})
         return found
 
-    def _run(self, texts: Mapping[int, Text], slots: Collection[Slot]) -> dict[int, Mapping[Slot, Tensor]]:
+    def answered(self, texts: Mapping[int, Text]) -> Answered:
+        """How many of the tokens that were answered greedily it would have answered; of the first texts alone."""
+        greedy = {request: text for request, text in texts.items() if not text.temperature}
+        tokens = equal = 0
+        for group in islice(_groups(greedy), 1):
+            chosen = self._run(group, (), ()).logits.argmax(-1).cpu()
+            of_each = torch.split(chosen, [len(text.tokens) - 1 for text in group.values()])
+            for text, mine in zip(group.values(), of_each, strict=True):
+                tokens += len(text.output)
+                equal += int((mine[len(text.prompt) - 1 :] == torch.tensor(text.output)).sum())
+        return Answered(tokens, equal)
+
+    def _run(self, texts: Mapping[int, Text], boundaries: Collection[int], branches: Collection[int]) -> "TargetRows":
         from spectrace.engine.packing import PackedRows
 
         lengths = [len(text.tokens) - 1 for text in texts.values()]
@@ -212,13 +281,10 @@ class Recomputed:
             positions=positions,
             parents=np.where(positions == 0, -1, np.arange(sum(lengths)) - 1),
         )
-        streams = {slot.boundary for slot in slots if slot.view is not View.BRANCH}
-        branches = {slot.boundary for slot in slots if slot.view is View.BRANCH and slot.boundary}
         self.model.reset()
-        out = self.model.forward(rows, boundaries=streams | {0}, branches=branches)
+        out = self.model.forward(rows, boundaries=boundaries, branches=branches)
         self.model.reset()
-        parts = {slot: torch.split(self._view(slot, out.boundaries, out.branches), lengths) for slot in slots}
-        return {request: {slot: part[at] for slot, part in parts.items()} for at, request in enumerate(texts)}
+        return out
 
     @torch.inference_mode()
     def _view(self, slot: Slot, streams: Mapping[int, Tensor], branches: Mapping[int, Tensor]) -> Tensor:
@@ -232,15 +298,15 @@ class Recomputed:
                 return branches[slot.boundary] if slot.boundary else streams[0]
 
 
-def _groups(texts: Mapping[int, Text]) -> Iterator[list[int]]:
+def _groups(texts: Mapping[int, Text]) -> Iterator[dict[int, Text]]:
     """Requests in groups of about so many rows that their logits stay small."""
-    group: list[int] = []
+    group: dict[int, Text] = {}
     rows = 0
     for request, text in texts.items():
         if group and rows + len(text.tokens) > _ROWS_AT_ONCE:
             yield group
-            group, rows = [], 0
-        group.append(request)
+            group, rows = {}, 0
+        group[request] = text
         rows += len(text.tokens)
     if group:
         yield group
@@ -251,31 +317,20 @@ class Delivered:
 
     def __init__(self, trace: Trace, wiring: Sequence[Slot], width: int) -> None:
         self.name = "what the draft was delivered, taken for its configured boundaries"
+        self.coarse = _is_coarse(trace)
         self.wiring, self.width = tuple(wiring), width
         rows = trace.rows("received", live=True, depth=0, rank=0)
         self._rows = rows.take(rows.has("features"))
-        self._lengths = _run_from_start(self._rows)
+        self._runs = runs_from_start(self._rows)
 
     def has(self, slot: Slot) -> bool:
         return slot in self.wiring
 
     def covers(self, request: int) -> bool:
-        return request in self._lengths
+        return request in self._runs
 
     def read(self, texts: Mapping[int, Text], slots: Collection[Slot]) -> Mapping[int, Mapping[Slot, Tensor]]:
-        needed = {request: min(int(self._lengths[request]), len(text.tokens) - 1) for request, text in texts.items()}
-        found: dict[int, Mapping[Slot, Tensor]] = {}
-        for request, rows in first_rows(self._rows, needed):
-            parts = torch.split(rows.tensor("features"), self.width, dim=1)
-            found[request] = {slot: parts[self.wiring.index(slot)] for slot in slots}
-        return found
-
-
-def _run_from_start(rows: Rows) -> dict[int, int]:
-    """How many rows each request has from position 0 without a gap."""
-    found: dict[int, int] = {}
-    for request in np.unique(rows["request"]).tolist():
-        positions = np.unique(rows["position"][rows["request"] == request])
-        whole = positions == np.arange(len(positions))
-        found[request] = int(whole.argmin()) if not whole.all() else len(positions)
-    return {request: count for request, count in found.items() if count}
+        runs = {request: self._runs[request][: len(text.tokens) - 1] for request, text in texts.items()}
+        rows = self._rows.take(np.concatenate(list(runs.values())))
+        parts = torch.split(rows.tensor("features"), self.width, dim=1)
+        return _dealt({slot: parts[self.wiring.index(slot)] for slot in slots}, runs)

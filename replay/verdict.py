@@ -1,5 +1,6 @@
 """The last step of a diagnosis: the verdict, what it rests on, what was not decided, and what to record next."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,15 @@ from spectrace.replay.causes import Broken, Readings
 from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
 from spectrace.replay.evidence import Evidence
 from spectrace.replay.ladder import Ladder
-from spectrace.replay.readings import SURPRISED
+from spectrace.replay.readings import SURPRISED, Clock
 from spectrace.replay.worth import Worth
 from spectrace.tracer.acceptance import Acceptance
 
 __all__ = ["Outcome", "conclude", "insufficient", "ranked", "record_again"]
+
+_MORE_TIME = 5  # times the budget, where it was too little
+_FAR_WORSE = 0.8  # of the served acceptance length
+_HIDING = "PMX"  # other weights, or other rows, than are meant: what is computed from them tells little else
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +35,13 @@ class Outcome:
     ladder: Ladder | None
     coverage: Mapping[str, Any]
     notes: tuple[str, ...]
-    untried: int
+    clock: Clock
     broken: tuple[Broken, ...] = ()
+
+    @property
+    def untried(self) -> int:
+        """Hypotheses that were not tried for want of time."""
+        return self.clock.skipped
 
 
 def insufficient(why: str, command: str) -> Diagnosis:
@@ -42,14 +52,14 @@ def insufficient(why: str, command: str) -> Diagnosis:
 def conclude(outcome: Outcome) -> Diagnosis:
     """Weigh it all."""
     verdict, notes = _verdict(outcome)
-    readings = outcome.readings
+    readings, named = outcome.readings, verdict is Verdict.FAULT
     return Diagnosis(
         verdict=verdict,
-        causes=outcome.causes,
+        causes=outcome.causes if named else (),
         readings=readings.table(outcome.broken) if readings else {},
         identified=tuple(match.shown for match in readings.matches) if readings else (),
         served_acceptance=outcome.served.acceptance_length,
-        repaired_acceptance=outcome.repaired,
+        repaired_acceptance=outcome.repaired if named or not outcome.causes else None,
         worth=outcome.worth.to_json(),
         coverage={**outcome.coverage, **({"ladder": outcome.ladder.to_json()} if outcome.ladder else {})},
         notes=(*notes, *outcome.notes),
@@ -61,18 +71,21 @@ def _verdict(outcome: Outcome) -> tuple[Verdict, list[str]]:
     readings = outcome.readings
     engine = readings.engine if readings else None
     unexplained = engine is not None and not engine.explained
+    untried = f"{outcome.untried} hypotheses were not tried for want of time: raise --budget"
+    if worse := _repaired_to_worse(outcome):
+        return Verdict.INSUFFICIENT, worse
     if outcome.causes:
-        accounted = any(cause.fault[0] == "P" for cause in outcome.causes)
-        lines = _unexplained(outcome) if unexplained and not accounted else []
-        return Verdict.FAULT, ["what is named does not account for everything", *lines] if lines else []
+        lines = [f"{untried}: more may be broken"] if outcome.untried else []
+        return Verdict.FAULT, [*lines, *_beside(outcome, unexplained=unexplained)]
     if outcome.untried:
-        return Verdict.INSUFFICIENT, [f"{outcome.untried} hypotheses were not tried for want of time: raise --budget"]
+        return Verdict.INSUFFICIENT, [untried]
     if outcome.evidence.missing:
         return Verdict.INSUFFICIENT, [outcome.evidence.missing]
     if outcome.evidence.doubts:
         return Verdict.INSUFFICIENT, [line for doubt in outcome.evidence.doubts for line in doubt.evidence]
     if readings is None or engine is None:
-        return Verdict.INSUFFICIENT, ["no served answer could be held against a replay, so nothing is known of them"]
+        held = "no served answer could be held against a replay, or too few to tell rounding from a fault"
+        return Verdict.INSUFFICIENT, [held]
     if unexplained:
         return Verdict.ENGINE_STATE, _unexplained(outcome)
     if readings.trained is None or not readings.matches:
@@ -86,11 +99,34 @@ def _verdict(outcome: Outcome) -> tuple[Verdict, list[str]]:
     return _how_good(outcome)
 
 
+def _repaired_to_worse(outcome: Outcome) -> list[str]:
+    """Why what was found is not to be repaired: the draft that is believed in is worse than what was served."""
+    now, then = outcome.served.acceptance_length, outcome.repaired
+    if not outcome.causes or now is None or then is None or then >= _FAR_WORSE * now:
+        return []
+    return [
+        f"what was served differs from {outcome.case.checkpoint.folder}, but that would be accepted for {then:.3f} "
+        f"where {now:.3f} was served: is it the folder that is meant?",
+        *(f"it differs so: {cause.title}" for cause in outcome.causes),
+    ]
+
+
+def _beside(outcome: Outcome, *, unexplained: bool) -> list[str]:
+    """What the causes do not account for, or hide."""
+    hiding = [cause.fault for cause in outcome.causes if cause.fault[0] in _HIDING]
+    if hiding and (unexplained or any(id[0] != "P" for id in hiding)):
+        return [
+            f"what else may be broken does not show beside {', '.join(hiding)}: the lengths foretold are the most that "
+            f"these repairs bring; diagnose a trace again that was recorded after them"
+        ]
+    return ["what is named does not account for everything", *_unexplained(outcome)] if unexplained else []
+
+
 def _undecided(outcome: Outcome) -> list[str]:
     """Why it is not known what the draft was trained for, or what it was delivered."""
-    if outcome.case.target is None:
+    if not outcome.coverage.get("true boundaries from"):
         return ["whether that is what the draft was trained on takes true boundaries"]
-    return ["the finished answers are too few or too short to tell what the draft was trained for"]
+    return ["the answers of which true boundaries are known are too few or too short to tell what it was trained for"]
 
 
 def _unexplained(outcome: Outcome) -> list[str]:
@@ -169,6 +205,8 @@ def _said(served: Acceptance) -> str:
 def _pays(served: Acceptance, worth: Worth) -> bool:
     """Whether acceptance reaches the break-even length; where timings are missing, whether drafts are right at all."""
     length = served.acceptance_length
+    if 2 * served.rounds < served.rounds_untrimmed:  # of short answers the rounds that went well are mostly cut
+        length = served.acceptance_untrimmed
     if length is None:
         return False
     if worth.break_even_acceptance is not None:
@@ -178,12 +216,15 @@ def _pays(served: Acceptance, worth: Worth) -> bool:
 
 
 def _next_command(outcome: Outcome, verdict: Verdict) -> str:
-    case, readings = outcome.case, outcome.readings
-    first = next((cause.command for cause in outcome.causes if cause.command), "")
-    if verdict is not Verdict.INSUFFICIENT and (first or case.target is not None):
-        return first
-    if case.target is None and (readings is None or readings.trained is None):
-        return f"spectrace diagnose {case.trace.folder} --draft {case.checkpoint.folder} --target TARGET"
+    case = outcome.case
+    if verdict is not Verdict.INSUFFICIENT:
+        return next((cause.command for cause in outcome.causes if cause.command), "")
+    given = ["spectrace", "diagnose", str(case.trace.folder), "--draft", str(case.checkpoint.folder)]
+    if outcome.untried:
+        given += ["--target", str(case.target)] if case.target else []
+        return shlex.join([*given, "--budget", f"{_MORE_TIME * max(outcome.clock.budget_secs, 60):.0f}"])
+    if case.target is None and (outcome.readings is None or outcome.readings.trained is None):
+        return shlex.join([*given, "--target", "TARGET"])
     return record_again(case)
 
 
@@ -192,7 +233,7 @@ def record_again(case: Case) -> str:
     target = (case.trace.manifest.get("target") or {}).get("path") or "TARGET"
     draft = case.served_folder or case.checkpoint.folder
     depth = (case.trace.manifest.get("serving") or {}).get("depth") or 3
-    models = f"--target {target} --draft {draft} --depth {depth}"
+    models = shlex.join(("--target", str(target), "--draft", str(draft), "--depth", str(depth)))
     return f"spectrace run {models} --prompts PROMPTS --level features --out NEW_TRACE"
 
 

@@ -1,9 +1,10 @@
 """The draft's vocabulary: which token each of its ids stands for, by the checkpoint's d2t and by what was drafted.
 
 `d2t` holds offsets: id k stands for token k + d2t[k]. `t2d`, which some trainers export, marks the tokens kept, in
-order; engines do not read it, so it is a witness.
+order; engines do not read it, so it is a witness. Without it a table may look wrong and be right: then the tokens that
+came in the place of first drafts are witnesses.
 
-Shapes: K ids of the draft.
+Shapes: K ids of the draft, N first drafts of a round.
 """
 
 from collections.abc import Iterator
@@ -16,14 +17,17 @@ import torch
 from torch import Tensor
 
 from spectrace.engine.checkpoint import DraftCheckpoint, read_tensor
+from spectrace.engine.spec import DraftSpec
 from spectrace.replay.finding import Finding
-from spectrace.replay.inputs import Int
+from spectrace.replay.inputs import Int, places
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.trace import Trace
 
-__all__ = ["Misreading", "Vocabulary", "lint_table", "misreadings", "rebuilt_table", "vocabulary"]
+__all__ = ["Misreading", "Vocabulary", "drafted_pairs", "lint_table", "misreadings", "rebuilt_table", "vocabulary"]
 
 _FEW_IDS: Final = 8  # below, offsets may all be different by chance
+_LOOKS: Final = 0.5  # confidence in what nothing but a table's looks speaks for
+_FEW_HITS, _MANY_TIMES = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +62,19 @@ def misreadings(offsets: Int, vocab: int) -> Iterator[Misreading]:
 def vocabulary(trace: Trace, checkpoint: DraftCheckpoint) -> Vocabulary:
     """What was drafted against the checkpoint's table; no pairs where an engine does not tell ids from tokens."""
     spec, offsets = checkpoint.spec, _offsets(checkpoint)
+    ids, tokens = drafted_pairs(trace, spec)
+    own = tokens == (ids + offsets[ids] if offsets is not None else ids)
+    findings = () if own.all() else (_mapped_otherwise(ids, tokens, own, offsets, spec.target_vocab),)
+    return Vocabulary(len(ids), int(own.sum()), findings)
+
+
+def drafted_pairs(trace: Trace, spec: DraftSpec) -> tuple[Int, Int]:
+    """Every draft id that was drafted, and the token that it stood for; each pair once."""
     drafted = trace.rows("drafted", rank=0)
     known = (drafted["token"] >= 0) & (drafted["draft_token"] >= 0) & (drafted["draft_token"] < spec.draft_vocab)
     pairs = np.stack([drafted[name][known].astype(np.int64) for name in ("draft_token", "token")])
     ids, tokens = np.unique(pairs, axis=1)
-    own = tokens == (ids + offsets[ids] if offsets is not None else ids)
-    findings = () if own.all() else (_mapped_otherwise(ids, tokens, own, offsets, spec.target_vocab),)
-    return Vocabulary(len(ids), int(own.sum()), findings)
+    return ids, tokens
 
 
 def _mapped_otherwise(ids: Int, tokens: Int, own: np.ndarray, offsets: Int | None, vocab: int) -> Finding:
@@ -86,8 +96,11 @@ def _mapped_otherwise(ids: Int, tokens: Int, own: np.ndarray, offsets: Int | Non
     return Finding(fitting[0].fault, fitting[0].title, tuple(told), alike=tuple(sorted(others)))
 
 
-def lint_table(checkpoint: DraftCheckpoint) -> tuple[Finding, ...]:
-    """What is wrong with a checkpoint's own table, by itself and beside t2d; nothing where it needs none."""
+def lint_table(checkpoint: DraftCheckpoint, trace: Trace | None = None) -> tuple[Finding, ...]:
+    """What is wrong with a checkpoint's own table, by itself and beside t2d; nothing where it needs none.
+
+    One that could be right by its looks is held against what came where it was drafted by, if there is a trace.
+    """
     spec, offsets = checkpoint.spec, _offsets(checkpoint)
     if "d2t" not in checkpoint.tensors:
         if spec.draft_vocab >= spec.target_vocab:
@@ -100,9 +113,18 @@ def lint_table(checkpoint: DraftCheckpoint) -> tuple[Finding, ...]:
     if found is None:
         return ()
     fault, title, confidence = found
-    told = [_state(offsets, spec.target_vocab, kept)]
-    if rebuilt_table(checkpoint) is not None:
+    told, rebuilt = [_state(offsets, spec.target_vocab, kept)], rebuilt_table(checkpoint)
+    if rebuilt is not None:
         told.append("the right table can be rebuilt from the folder")
+    if confidence <= _LOOKS:
+        hits = None if trace is None else _hits(trace, checkpoint, None if rebuilt is None else rebuilt.numpy())
+        if hits and hits.many(hits.right, hits.otherwise):
+            return ()
+        told += [hits.told] if hits else []
+        if hits and hits.many(hits.otherwise, hits.right):
+            confidence = 0.9
+        else:
+            told.append(f"by its looks, {title}; but a right table may look so: --target tells, on texts enough")
     return (Finding(fault, title, tuple(told), variant="checkpoint", confidence=confidence),)
 
 
@@ -121,6 +143,66 @@ def rebuilt_table(checkpoint: DraftCheckpoint) -> Tensor | None:
     if found is None or found[0] not in ("V2", "V4"):
         return None
     return torch.from_numpy(offsets - ids if found[0] == "V2" else np.roll(offsets, -_rolled(offsets)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Hits:
+    """Of so many `telling` first drafts those that came: by the table, if it were read `otherwise`, and by `chance`."""
+
+    telling: int
+    right: int
+    otherwise: int
+    chance: float
+
+    def many(self, ones: int, others: int) -> bool:
+        """Whether these are far more than those, and than chance."""
+        return ones >= max(_FEW_HITS, _MANY_TIMES * max(others, self.chance))
+
+    @property
+    def told(self) -> str:
+        return (
+            f"of {self.telling} first drafts that can tell, {self.right} came as the table has them, {self.otherwise} "
+            f"as they would be if it were wrong so; by chance {self.chance:.0f} would"
+        )
+
+
+def _hits(trace: Trace, checkpoint: DraftCheckpoint, rebuilt: Int | None) -> _Hits | None:
+    """First drafts that another table would have made other tokens; None where an engine did not draft by this one.
+
+    If the other is not known, some of the highest ids, half of all at most: tokens in order may begin as a table of
+    zeros does.
+    """
+    mapped, offsets = vocabulary(trace, checkpoint), _offsets(checkpoint)
+    if offsets is None or mapped.configured < max(mapped.pairs, 1):
+        return None
+    tokens = np.arange(len(offsets)) + offsets
+    drafted_N, came_N = _first_drafts(trace)
+    order = np.argsort(tokens)
+    ids_N = order[np.searchsorted(tokens, drafted_N, sorter=order).clip(max=len(order) - 1)]
+    known = (tokens[ids_N] == drafted_N) & (came_N >= 0)
+    ids_N, came_N = ids_N[known], came_N[known]
+    hits_N = tokens[ids_N] == came_N
+    if not len(ids_N):
+        return None
+    if rebuilt is None:
+        needed = 2 * _FEW_HITS * len(ids_N) // max(int(hits_N.sum()), 1)
+        telling = np.argsort(ids_N)[-min(needed, len(ids_N) // 2) :]
+    else:
+        telling = np.flatnonzero(offsets[ids_N] != rebuilt[ids_N])
+    often = np.bincount(came_N, minlength=checkpoint.spec.target_vocab) / len(came_N)
+    ids, came = ids_N[telling], came_N[telling]
+    otherwise = 0 if rebuilt is None else int((ids + rebuilt[ids] == came).sum())
+    return _Hits(len(telling), int(hits_N[telling].sum()), otherwise, float(often[tokens[ids]].sum()))
+
+
+def _first_drafts(trace: Trace) -> tuple[Int, Int]:
+    """The tokens drafted first in every round, and those that the target came to in their place [N]."""
+    verified = trace.rows("verified", rank=0)
+    roots = verified.take(verified["node"] == 0)
+    firsts = verified.take((verified["node"] > 0) & (verified["parent"] == 0))
+    at = places(*([rows[name] for name in ("request", "pass")] for rows in (roots, firsts)))
+    drafted, came = firsts["token"][at >= 0], roots["target_token"][at[at >= 0]]
+    return drafted.astype(np.int64), came.astype(np.int64)
 
 
 def _offsets(checkpoint: DraftCheckpoint) -> Int | None:
@@ -151,22 +233,22 @@ def _wrong_table(offsets: Int, vocab: int, kept: Int | None) -> tuple[str, str, 
     if not offsets.any():
         if sound and (kept is not None or len(ids) == vocab):
             return None  # t2d keeps the first tokens, too
-        return "V5", "d2t is all zero", 0.5 if sound else 1.0
+        return "V5", "d2t is all zero", _LOOKS if sound else 1.0
     if sound and kept is not None:
         return None
     if _is_table(offsets, vocab, kept) and (len(ids) >= _FEW_IDS or not sound):
-        return "V2", "d2t holds tokens instead of offsets", 0.9 if sound else 1.0
+        return "V2", "d2t holds tokens instead of offsets", _LOOKS if sound else 1.0
     if kept is not None:
         if any(_is_table((ids + np.roll(offsets, by)) % vocab, vocab, kept) for by in (1, -1)):
             return "V4", "d2t is shifted by one row", 1.0
         return "V3", "d2t is not the table of t2d", 0.9
-    if _rolled(offsets):
-        return "V4", "d2t is shifted by one row", 0.9
+    if (by := _rolled(offsets)) and _is_table(ids + np.roll(offsets, -by), vocab, kept):
+        return "V4", "d2t is shifted by one row", _LOOKS if sound else 0.9
     return None if sound else ("V3", "d2t is no table: ids share tokens, or stand for none", 0.9)
 
 
 def _rolled(offsets: Int) -> int:
-    """By how many rows a table of tokens in order has been shifted, 0 where it has not been or they are in no order."""
+    """By how many rows a table of tokens in order may have been shifted, 0 where it has not been."""
     falls = np.flatnonzero(np.diff(offsets) < 0)
     if len(falls) != 1 or len(offsets) < _FEW_IDS:
         return 0

@@ -5,16 +5,16 @@ from the checkpoint. A tensor that differs is looked for among what has been loa
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
-from spectrace.engine.checkpoint import DraftCheckpoint, read_head, weight_fingerprints
+from spectrace.engine.checkpoint import DraftCheckpoint, read_head
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.spec import GqaSpec
 from spectrace.replay.finding import Finding
@@ -24,6 +24,8 @@ from spectrace.tracer.fingerprint import file_fingerprint, tensor_fingerprint
 from spectrace.tracer.trace import Trace
 
 __all__ = ["LoadedWeights", "lint_table", "loaded_weights", "rebuilt_table", "vocabulary"]
+
+_Held: TypeAlias = Callable[[str, Tensor], str | None]
 
 _PARTS: Final = {
     "fc": "fc", "fuse_norms": "norm", "embedding_norm": "norm", "feature_norm": "norm", "mlp_norm": "norm",
@@ -59,24 +61,29 @@ def loaded_weights(
     files = _other_files(trace, checkpoint)
     if not loaded or str(model.fc.weight.dtype) != f"torch.{trace.manifest.get('dtype')}":
         return LoadedWeights(0, 0, other_files=files)
-    prints = {**weight_fingerprints(model), **_shares(trace, model)}
+    held = _held(trace)
+    prints = {name: held(name, tensor) for name, tensor in model.state_dict().items()}
     ours = {name: print_ for name, print_ in prints.items() if print_ is not None}
     same = [name for name in ours if loaded.get(name) == ours[name]]
     wrong = [name for name in ours if loaded.get(name) != ours[name]]
-    findings = tuple(_findings(_Loaded(loaded, ours, tuple(wrong), checkpoint, model, target)))
+    findings = tuple(_findings(_Loaded(loaded, ours, tuple(wrong), model, target, held)))
     return LoadedWeights(len(ours), len(same), tuple(sorted(prints.keys() - ours.keys())), files, findings)
 
 
-def _shares(trace: Trace, model: DraftModel) -> dict[str, str | None]:
-    """The fingerprints of rank 0's share of what is split over ranks; None where it is not said how."""
+def _held(trace: Trace) -> _Held:
+    """The fingerprint of what rank 0 would hold of a tensor under a name; None where it is not said how it is split."""
     ranks = int((trace.manifest.get("tensor_parallel") or {}).get("draft") or 1)
     placements: Mapping[str, str] = (trace.manifest.get("sharded") or {}).get("draft") or {}
-    tensors, shares = model.state_dict(), dict[str, str | None]()
-    for name in placements.keys() & tensors.keys():
-        along = re.fullmatch(r"\D*(\d)\D*", placements[name])
-        share = tensors[name].chunk(ranks, int(along[1]))[0].contiguous() if along else None
-        shares[name] = None if share is None else tensor_fingerprint(share)
-    return shares
+
+    def held(name: str, tensor: Tensor) -> str | None:
+        if name in placements:
+            along = re.fullmatch(r"\D*(\d)\D*", placements[name])
+            if along is None:
+                return None
+            tensor = tensor.chunk(ranks, int(along[1]))[0]
+        return tensor_fingerprint(tensor.contiguous())
+
+    return held
 
 
 def _other_files(trace: Trace, checkpoint: DraftCheckpoint) -> bool | None:
@@ -87,23 +94,26 @@ def _other_files(trace: Trace, checkpoint: DraftCheckpoint) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """Fingerprints by name, those that were recorded and ours, and the names of which they differ."""
+    """Fingerprints by name, those that were recorded and ours, and the names of which they differ.
+
+    All are of what rank 0 holds: `held` gives that of a whole tensor.
+    """
 
     recorded: Mapping[str, str]
     ours: Mapping[str, str]
     wrong: tuple[str, ...]
-    checkpoint: DraftCheckpoint
     model: DraftModel
     target: Path | None
+    held: _Held
 
     def tensor(self, name: str) -> Tensor:
         tensor: Tensor = self.model.state_dict()[name]
         return tensor
 
     def was(self, name: str, *tensors: Tensor) -> bool:
-        """Whether what was held under a name is one of these, in the type of our own."""
+        """Whether what was held under a name is rank 0's share of one of these, in the type of our own."""
         own = self.tensor(name)
-        return any(tensor_fingerprint(tensor.to(own).contiguous()) == self.recorded.get(name) for tensor in tensors)
+        return any(self.held(name, tensor.to(own)) == self.recorded.get(name) for tensor in tensors)
 
     def finding(
         self, fault: str, title: str, names: list[str], *told: str, variant: str = "", confidence: float = 1.0,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from spectrace.engine.checkpoint import default_wiring
 from spectrace.replay.configuration import Slot, View
 
 __all__ = ["Named", "name_wiring"]
@@ -33,7 +34,7 @@ def _patterns(right: tuple[Slot, ...], wrong: tuple[Slot, ...], layers: int) -> 
         yield "W5", "", "the slots are in another order"
     if len(was) > 1 and now[:-1] == was[1:]:
         yield "W3", "", "the first slot is missing, the others have moved up, and another boundary fills the last"
-    if now == (2, layers // 2, layers - 3):
+    if now == default_wiring(layers):
         yield "W4", "", "the boundaries are the engine's default"
     yield from _single(was, now)
     if len(set(now)) < len(set(was)):

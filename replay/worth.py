@@ -21,7 +21,7 @@ from spectrace.tracer.rows import Phase
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["After", "Plain", "Worth", "break_even", "worth"]
+__all__ = ["After", "Plain", "Worth", "worth"]
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
@@ -77,11 +77,6 @@ class Worth:
             "plain_from": self.plain_from and str(self.plain_from),
             "after": {name: asdict(one) for name, one in (self.after or {}).items()},
         }
-
-
-def break_even(acceptance: float, *, with_speculation: float, without: float) -> float:
-    """The acceptance length at which both ways are equally fast, from tokens per second with and without."""
-    return acceptance * without / with_speculation
 
 
 def worth(trace: Trace, repaired: Mapping[str, float | None]) -> Worth:
@@ -152,8 +147,10 @@ def _parts(trace: Trace, verified: Rows) -> _Parts:
     weight = sharing / sharing.sum()  # a pass that many rounds wait for counts for each of them
     target, requests = float(passes.secs[at] @ weight), float(sharing @ sharing / sharing.sum())
     slope = _slope(passes)
-    one_row = target - slope * float((passes.rows[at] - sharing) @ weight)
-    return _Parts(target, _drafting(trace), requests, one_row, Plain.SLOPE if slope else Plain.BOUND)
+    one_row = target - slope * float((passes.verifying[at] - sharing) @ weight)  # prompts share plain passes as well
+    if slope and one_row > 0:
+        return _Parts(target, _drafting(trace), requests, one_row, Plain.SLOPE)
+    return _Parts(target, _drafting(trace), requests, target, Plain.BOUND)
 
 
 def _whole(account: Mapping[str, int]) -> bool:

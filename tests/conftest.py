@@ -1,16 +1,131 @@
-"""Tiny random models (models/fitted) as fixtures."""
+"""Tiny random targets (models/fitted) and drafts of them, in the published layouts, as fixtures.
+
+Everything of a draft is random but the head, which is fitted by least squares to what its target says, so that some
+tokens are accepted and a wrong wiring costs acceptance.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fitted.draft import draft_config, draft_tensors, fit_head, save_draft
-from fitted.target import FAMILIES, load_alone, save_target
+import torch
+from fitted.target import FAMILIES, VOCAB, WIDTH, load_alone, save_target
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional as F
+
+from spectrace.engine.attention import KeyValueCache, PackedAttend
+from spectrace.engine.checkpoint import build_draft, read_draft
+
+_DRAFT_VOCAB = 64
+_WIRING = (0, 2, 4)
+
+
+def _draft_tensors(config: dict[str, Any], *, layout: str = "midlayer", seed: int = 0) -> dict[str, Tensor]:
+    """Random weights for a draft's config, under the names and in the shapes that EAGLE and SpecForge publish."""
+    torch.manual_seed(seed)
+    width, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    inputs, slots = config.get("target_hidden_size", width), len(config["eagle_aux_hidden_state_layer_ids"])
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns).div(columns**0.5)
+
+    def scale(length: int) -> Tensor:
+        return torch.rand(length) + 0.5
+
+    tensors = {"fc.weight": matrix(width, slots * inputs), "norm.weight": scale(width)}
+    tensors["lm_head.weight"] = matrix(config.get("draft_vocab_size", config["vocab_size"]), width)
+    layer = {f"{name}.weight": scale(width) for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
+    layer |= {"mlp.gate_proj.weight": matrix(inner, width), "mlp.up_proj.weight": matrix(inner, width)}
+    layer["mlp.down_proj.weight"] = matrix(width, inner)
+    if "kv_lora_rank" in config:
+        nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+        if rank := config.get("q_lora_rank"):
+            layer["self_attn.q_a_proj.weight"] = matrix(rank, 2 * width)
+            layer["self_attn.q_a_layernorm.weight"] = scale(rank)
+            layer["self_attn.q_b_proj.weight"] = matrix(heads * (nope + rope), rank)
+        else:
+            layer["self_attn.q_proj.weight"] = matrix(heads * (nope + rope), 2 * width)
+        layer["self_attn.kv_a_proj_with_mqa.weight"] = matrix(config["kv_lora_rank"] + rope, 2 * width)
+        layer["self_attn.kv_a_layernorm.weight"] = scale(config["kv_lora_rank"])
+        layer["self_attn.kv_b_proj.weight"] = matrix(heads * (nope + value), config["kv_lora_rank"])
+        layer["self_attn.o_proj.weight"] = matrix(width, heads * value)
+    else:
+        dim = config["head_dim"]
+        layer["self_attn.q_proj.weight"] = matrix(heads * dim, 2 * width)
+        for name in ("k", "v"):
+            layer[f"self_attn.{name}_proj.weight"] = matrix(config["num_key_value_heads"] * dim, 2 * width)
+        layer["self_attn.o_proj.weight"] = matrix(width, heads * dim)
+    if config.get("fc_norm"):
+        tensors |= {f"fc_norm.{slot}.weight": scale(inputs) for slot in range(slots)}
+    if config.get("norm_before_fc"):
+        tensors["input_norm.weight"] = scale(slots * inputs)
+    if config.get("draft_vocab_size", config["vocab_size"]) < config["vocab_size"]:
+        kept = torch.randperm(config["vocab_size"])[: config["draft_vocab_size"]].sort().values
+        tensors["d2t"] = kept - torch.arange(len(kept))
+    return tensors | {f"{layout}.{name}": tensor for name, tensor in layer.items()}
+
+
+def _draft_config(attention: str = "gqa", **changes: Any) -> dict[str, Any]:
+    """The config of a draft for `save_target`; a change to None takes a field away."""
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": WIDTH,
+        "target_hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "vocab_size": VOCAB,
+        "eagle_aux_hidden_state_layer_ids": list(_WIRING),
+    }  # fmt: skip
+    if attention == "mla":
+        config |= {"model_type": "deepseek_v3", "q_lora_rank": 20, "kv_lora_rank": 16}
+        config |= {"qk_nope_head_dim": 8, "qk_rope_head_dim": 6, "v_head_dim": 10}
+    else:
+        config |= {"num_key_value_heads": 2, "head_dim": 12, "draft_vocab_size": _DRAFT_VOCAB}
+    return {name: value for name, value in {**config, **changes}.items() if value is not None}
+
+
+def _save_draft(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """A draft's folder, as a trainer would leave it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def _fit_head(folder: Path, target: Path) -> Path:
+    """Give a saved draft the best linear head for its target's own answers, over the tokens that occur most."""
+    checkpoint = read_draft(folder)
+    assert checkpoint.wiring
+    draft = build_draft(checkpoint, target=target, dtype=torch.float32)
+    model = load_alone(target)
+    model.generation_config.eos_token_id = None
+    prompts = torch.randint(0, VOCAB, (200, 8), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        texts = model.generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=False, max_new_tokens=56)
+        states = model(texts, output_hidden_states=True).hidden_states
+        features = torch.cat([states[boundary] for boundary in checkpoint.wiring.boundaries], dim=-1)
+        rows, answers = [], []
+        for text, feature in zip(texts, features, strict=True):
+            state = draft.fuse(feature[:-2])
+            for depth in range(2):  # deeper rows are fed the row before them; attending to its kind is near enough
+                state = state[: len(text) - 2 - depth]
+                positions = torch.arange(len(state)) + depth
+                mask = torch.ones(len(state), len(state), dtype=torch.bool).tril()
+                hidden, state = draft(text[1 + depth : -1], state, positions, PackedAttend(KeyValueCache(), mask))
+                rows.append(hidden)
+                answers.append(text[2 + depth :])
+    x, y = torch.cat(rows), F.one_hot(torch.cat(answers), VOCAB).float()
+    head = torch.linalg.solve(x.T @ x + 1e-3 * len(x) * torch.eye(x.shape[1]), x.T @ y).T
+    tensors = load_file(folder / "model.safetensors")
+    if "d2t" in tensors:
+        kept = y.sum(0).topk(_DRAFT_VOCAB).indices.sort().values
+        tensors["d2t"], head = kept - torch.arange(len(kept)), head[kept]
+    return _save_draft(
+        folder, json.loads((folder / "config.json").read_text("utf-8")), {**tensors, "lm_head.weight": head}
+    )
 
 
 @pytest.fixture(params=FAMILIES)
@@ -30,9 +145,9 @@ def draft_of(tmp_path_factory: pytest.TempPathFactory, target_of: Callable[..., 
     """The folder of a tiny draft ("gqa" or "mla") that a target of a family sometimes agrees with, made once."""
 
     def make(family: str, attention: str) -> Path:
-        config = draft_config(attention)
-        folder = save_draft(tmp_path_factory.mktemp("draft") / attention, config, draft_tensors(config))
-        return fit_head(folder, target_of(family))
+        config = _draft_config(attention)
+        folder = _save_draft(tmp_path_factory.mktemp("draft") / attention, config, _draft_tensors(config))
+        return _fit_head(folder, target_of(family))
 
     return cache(make)
 
@@ -56,8 +171,8 @@ def new_draft() -> Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]:
     def make(
         attention: str = "gqa", *, layout: str = "midlayer", seed: int = 0, **changes: Any
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        config = draft_config(attention, **changes)
-        return config, draft_tensors(config, layout=layout, seed=seed)
+        config = _draft_config(attention, **changes)
+        return config, _draft_tensors(config, layout=layout, seed=seed)
 
     return make
 
@@ -65,4 +180,4 @@ def new_draft() -> Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]:
 @pytest.fixture(scope="session")
 def write_draft() -> Callable[..., Path]:
     """`write_draft(folder, config, tensors)` saves a draft as a trainer would."""
-    return save_draft
+    return _save_draft

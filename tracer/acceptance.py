@@ -32,6 +32,16 @@ class Acceptance:
     rounds_untrimmed: int
     correct_drafts_untrimmed: int
 
+    @property
+    def rounds_cut(self) -> int:
+        """Rounds that the end of an answer cut."""
+        return self.rounds_untrimmed - self.rounds
+
+    @property
+    def mostly_cut(self) -> bool:
+        """Whether most rounds were cut, so that the length is too low: an end cuts the rounds that get far."""
+        return self.rounds < self.rounds_cut
+
     def to_json(self) -> dict[str, object]:
         return asdict(self)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -45,9 +46,10 @@ class Trace:
         found = survey(Path(folder))
         damage = [problem for problem in found.problems if problem.damage]
         if damage and not tolerant:
+            more = f", the first of {len(damage)} problems" if len(damage) > 1 else ""
             raise TraceDamaged(
-                f"{damage[0].message} ({len(damage)} problems); run `spectrace check {folder}` for all of them; "
-                "Trace.open(..., tolerant=True) reads what is whole"
+                f"{damage[0].message}{more}; `spectrace check {shlex.quote(str(folder))}` lists what is damaged and "
+                "what it costs"
             )
         return Trace(found)
 

@@ -16,7 +16,7 @@ from toy.language import Language
 from spectrace.engine.prompts import read_prompts
 from spectrace.engine.serving import Serving
 
-__all__ = ["IDS", "PAIRS", "Pair", "make_pairs"]
+__all__ = ["IDS", "PAIRS", "Pair", "Prompts", "draw_rng", "make_pairs"]
 
 _MODELS = Path(__file__).resolve().parents[2] / "models"
 _CODE = Path(__file__).resolve().parent / "code.jsonl"
@@ -36,7 +36,8 @@ class Pair:
     """`ask` draws so many prompts; `others` do so for other data. `ids` are the faults tried on it, where they apply.
 
     `ranks` are the tensor-parallel ranks (target, draft) of runs that need several; `undertrained` is a draft of the
-    same shape that has learnt less, None to make one by noise. `chunks` are lengths to prefill in.
+    same shape that has learnt less, None to make one by noise. `chunks` are lengths to prefill in. What the real repair
+    comes to at a temperature is the mean over so many `draws`.
     """
 
     name: str
@@ -52,6 +53,12 @@ class Pair:
     others: Mapping[str, Ask] | None = None
     undertrained: Path | None = None
     stacked: int = 0
+    draws: int = 4
+
+
+def draw_rng(number: int, pair: Pair, what: str) -> random.Random:
+    """What draws one thing of a pair, by the board's seed: other things are drawn apart from it."""
+    return random.Random(f"{number} {pair.name} {what}")
 
 
 _FULL_CASES = (
@@ -80,6 +87,7 @@ def _smollm2(_folder: Path) -> Pair:
         cases=(*_FULL_CASES, "undertrained", "code"),
         others={"code": _some_of(code)},
         stacked=2,
+        draws=2,
     )
 
 

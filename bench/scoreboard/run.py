@@ -1,13 +1,13 @@
 """`make scoreboard`: faults seeded into live deployments, recorded, diagnosed blind and scored."""
 
 import io
-import json
+import re
+import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
@@ -18,22 +18,26 @@ from rich.table import Table
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "models"))
 
+from scoreboard.board import document, merged, place, write
 from scoreboard.clean import clean
 from scoreboard.judge import Diagnose, Judge
 from scoreboard.kept import Kept
 from scoreboard.pairs import IDS, PAIRS, Pair, make_pairs
 from scoreboard.quick import quick
-from scoreboard.render import render
 from scoreboard.scoring import Run, totals
 from scoreboard.seeds import Seed, draw
 from scoreboard.stage import Stage
 
 from spectrace.replay.diagnosis import Diagnosis
+from spectrace.tracer.errors import UserError
 from spectrace.tracer.rows import Level
 
-__all__ = ["chosen", "document", "plan"]
+__all__ = ["chosen", "main", "plan"]
 
-_DOCS = Path(__file__).resolve().parents[2] / "docs"
+_ROOT = Path(__file__).resolve().parents[2]
+_DOCS, _PARTIAL = _ROOT / "docs", _ROOT / "build" / "scoreboard"
+_NOT_ALL = "--(only|pairs|quick)"
+_LEVEL, _BUDGET_SECS, _THREADS = "features", 180.0, 1
 _QUIET = Console(stderr=True)
 
 
@@ -43,12 +47,7 @@ def plan(numbers: Sequence[int], pairs: Sequence[Pair], *, few: bool) -> list[Se
     for number in numbers:
         seeds = [seed for pair in pairs for seed in (*draw(number, pair), *clean(number, pair))]
         found += quick(seeds) if few else seeds
-    return sorted(found, key=_place)
-
-
-def _place(seed: Seed) -> tuple[Any, ...]:
-    ids, pairs = [*IDS], [*PAIRS]
-    return len(seed.faults), [ids.index(id) for id in seed.faults], pairs.index(seed.pair), seed.number
+    return sorted(found, key=lambda seed: place(seed.faults, seed.pair, seed.number))
 
 
 def chosen(seeds: Iterable[Seed], only: Sequence[str]) -> list[Seed]:
@@ -58,16 +57,6 @@ def chosen(seeds: Iterable[Seed], only: Sequence[str]) -> list[Seed]:
         return any(one in seed.faults if one in IDS else one in seed.name for one in only)
 
     return [seed for seed in seeds if not only or asked_for(seed)]
-
-
-def document(runs: Sequence[Run], *, command: str, secs: float) -> dict[str, Any]:
-    """What scoreboard.json holds."""
-    return {
-        "command": command,
-        "seconds": round(secs),
-        "totals": totals(runs),
-        "runs": [run.to_json() for run in runs],
-    }
 
 
 def _blind(budget_secs: float) -> Diagnose:
@@ -86,46 +75,69 @@ def _page(trace: Path, found: Diagnosis) -> str:
     return console.export_text()
 
 
+def _pair_names(_context: click.Context, _option: click.Parameter, given: str | None) -> tuple[str, ...]:
+    names = tuple(given.split(",")) if given else ()
+    if unknown := [name for name in names if name not in PAIRS]:
+        raise click.UsageError(f"--pairs: no pair is called {', '.join(unknown)}; there are {', '.join(PAIRS)}")
+    return names
+
+
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
 @click.command()
 @click.option("--seed", "numbers", type=int, multiple=True, default=(1,), show_default=True, help="Draws everything.")
 @click.option("--only", multiple=True, metavar="ID|TEXT", help="Runs of an id, or with this in their name.")
 @click.option("--quick", "few", is_flag=True, help="Each id once, on its cheapest pair, and some clean runs.")
-@click.option("--pairs", "names", help=f"Comma-separated, of {', '.join(PAIRS)}.")
+@click.option("--pairs", "names", callback=_pair_names, help=f"Comma-separated, of {', '.join(PAIRS)}.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep every trace, and what was said of it, in there.")
+@click.option("--again", type=_FOLDER, help="Diagnose what was kept in there; serve nothing.")
+@click.option("--level", type=click.Choice(["features", "full"]), default=_LEVEL, show_default=True)
+@click.option("--budget", default=_BUDGET_SECS, show_default=True, help="Seconds for one diagnosis.")
+@click.option("--threads", default=_THREADS, show_default=True)
 @click.option(
-    "--again", type=click.Path(exists=True, path_type=Path), help="Diagnose what was kept in there; serve nothing."
-)
-@click.option("--level", type=click.Choice(["features", "full"]), default="features", show_default=True)
-@click.option("--budget", default=180.0, show_default=True, help="Seconds for one diagnosis.")
-@click.option("--threads", default=1, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), default=_DOCS, help="Gets scoreboard.json and .md.")
+    "--out", type=click.Path(path_type=Path),
+    help="Gets scoreboard.json and .md; by default docs, and where not all is run, build/scoreboard.",
+)  # fmt: skip
 @click.option("--require", type=float, help="Fail where fewer are named first, or a clean run is called broken.")
 @click.option("--thin", is_flag=True, help="Diagnose again with less in each trace, and without the target.")
+@click.option("--merge", type=_FOLDER, multiple=True, help="Run nothing: one board of those in several folders.")
 @click.option("--list", "listed", is_flag=True, help="Only say what would run.")
 def main(
-    numbers: tuple[int, ...], only: tuple[str, ...], few: bool, names: str | None, keep: Path | None,
-    again: Path | None, level: str, budget: float, threads: int, out: Path, require: float | None, thin: bool,
-    listed: bool,
+    numbers: tuple[int, ...], only: tuple[str, ...], few: bool, names: tuple[str, ...], keep: Path | None,
+    again: Path | None, level: str, budget: float, threads: int, out: Path | None, require: float | None, thin: bool,
+    merge: tuple[Path, ...], listed: bool,
 ) -> None:  # fmt: skip
     """Seed, record, diagnose, score."""
     if again and (thin or keep):
         raise click.UsageError("--again goes without --keep and --thin: it serves nothing")
+    if merge:
+        return _merge(merge, out)
+    out = out or (_PARTIAL if only or names or few else _DOCS)
     torch.set_num_threads(threads)
     _hush()
     with tempfile.TemporaryDirectory(prefix="scoreboard-") as folder:
-        pairs = make_pairs(Path(folder), tuple(names.split(",")) if names else ())
+        pairs = make_pairs(Path(folder), names)
         seeds = chosen(plan(numbers, pairs, few=few), only)
         if listed:
             return _list(seeds)
         with Stage(Path(folder), threads=threads) as stage:
             kept, before = (Kept(root, _page) if root else None for root in (keep, again))
             judge = Judge(stage, _blind(budget), level=Level[level.upper()], keep=kept, again=before, thin=thin)
-            command = " ".join(("make scoreboard", *_arguments(numbers, only, few, names, thin, again)))
+            command = _command(numbers, only, few, names, thin, again, level, budget, threads)
             runs = _all(judge, seeds, {pair.name: pair for pair in pairs}, out, command)
     found = totals(runs)
     _QUIET.print(f"{found['first']} of {found['scored']} named first, {found['false_alarms']} false alarms; {out}")
     if require is not None and ((found["first_share"] or 0) < require or found["false_alarms"] or found["errors"]):
         raise SystemExit(1)
+
+
+def _merge(folders: Sequence[Path], out: Path | None) -> None:
+    try:
+        found = merged(folders)
+    except UserError as error:
+        raise click.UsageError(str(error)) from None
+    write(found, out or (_PARTIAL if re.search(_NOT_ALL, found["command"]) else _DOCS))
 
 
 def _hush() -> None:
@@ -135,14 +147,17 @@ def _hush() -> None:
     logging.disable_progress_bar()
 
 
-def _arguments(
-    numbers: Sequence[int], only: Sequence[str], few: bool, names: str | None, thin: bool, again: Path | None
-) -> list[str]:
+def _command(
+    numbers: Sequence[int], only: Sequence[str], few: bool, names: Sequence[str], thin: bool, again: Path | None,
+    level: str, budget: float, threads: int,
+) -> str:  # fmt: skip
     """How to have the same again."""
-    options = [f"--seed {number}" for number in numbers] + [f"--only {one}" for one in only]
-    options += ["--quick"] * few + ["--thin"] * thin + ([f"--pairs {names}"] if names else [])
+    options = [f"--seed {number}" for number in numbers] + [f"--only {shlex.quote(one)}" for one in only]
+    options += ["--quick"] * few + ["--thin"] * thin + [f"--pairs {','.join(names)}"] * bool(names)
+    options += [f"--level {level}"] * (level != _LEVEL) + [f"--budget {budget:g}"] * (budget != _BUDGET_SECS)
+    options += [f"--threads {threads}"] * (threads != _THREADS)
     options += ["--again KEPT"] * bool(again)
-    return [f'ARGS="{" ".join(options)}"']
+    return f'make scoreboard ARGS="{" ".join(options)}"'
 
 
 def _all(judge: Judge, seeds: Sequence[Seed], pairs: dict[str, Pair], out: Path, command: str) -> list[Run]:
@@ -158,7 +173,8 @@ def _all(judge: Judge, seeds: Sequence[Seed], pairs: dict[str, Pair], out: Path,
             progress.console.print(_line(seeds[at], done[at]), highlight=False, markup=False, soft_wrap=True)
             progress.advance(task)
             if count == len(order) or seeds[order[count]].pair != seeds[at].pair:
-                _write([done[i] for i in sorted(done)], out, command, time.perf_counter() - started)
+                runs = [done[i] for i in sorted(done)]
+                write(document(runs, command=command, secs=time.perf_counter() - started), out)
     return [done[at] for at in sorted(done)]
 
 
@@ -166,16 +182,10 @@ def _line(seed: Seed, run: Run) -> str:
     """What became of a run."""
     if not run.scored:
         return f"{seed.name}: not scored: {run.reason}"
-    place = "" if run.clean else f", place {run.rank}"
+    where = "" if run.clean else f", place {run.rank}"
+    others = f"not there: {', '.join(run.others)}; " if run.others else ""
     told = ", ".join(f"{x:.3f}" if x is not None else "-" for x in (run.served, run.predicted, run.real))
-    return f"{seed.name}: {run.verdict} {run.named or ''}{place}; {told}; {run.seconds:.0f} s {run.reason}"
-
-
-def _write(runs: Sequence[Run], out: Path, command: str, secs: float) -> None:
-    found = document(runs, command=command, secs=secs)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "scoreboard.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    (out / "scoreboard.md").write_text(render(found), "utf-8")
+    return f"{seed.name}: {run.verdict} {run.named or ''}{where}; {told}; {run.seconds:.0f} s {others}{run.reason}"
 
 
 def _list(seeds: Sequence[Seed]) -> None:

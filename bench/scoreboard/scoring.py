@@ -1,19 +1,21 @@
 """How a diagnosis is scored against what was seeded, and what all runs come to.
 
 A cause names a fault when the fault's id is its own, or among those it says the data cannot tell from it: it is one
-cause with one edit. A fault's prediction is that of the cause that names it.
+cause with one edit. It names one fault: of several, each has a cause of its own, or is missed. A fault's prediction is
+that of the cause that names it. A cause that names no seeded fault is not there, in whatever place it comes.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import permutations
 from typing import Any
 
 from scoreboard.seeds import Seed
 
 from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
 
-__all__ = ["Run", "failed", "score", "totals", "unscored"]
+__all__ = ["Real", "Run", "absent", "failed", "score", "totals", "unscored"]
 
 _EXACT, _NEAR = 1e-6, 0.10
 _ALARMS = (Verdict.FAULT, Verdict.ENGINE_STATE)
@@ -22,12 +24,23 @@ _RAISED = "error"
 
 
 @dataclass(frozen=True, slots=True)
+class Real:
+    """The acceptance length after the real repair, the mean of so many `runs`; `each` of several faults alone."""
+
+    acceptance: float | None
+    each: Mapping[str, float | None] = field(default_factory=dict)
+    runs: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One run. `rank` is the place, from 1, of the cause that names the fault; of several faults, of the last of them.
 
     `fault` is an id, a list of them, or None where the run is clean. `real` is the acceptance length after the real
-    repair, `each` of several faults what repairing it alone comes to: foretold and real. `edit_right` says of a wrong
-    config whether the edit has the right numbers in it. `thinned` is what was said with less in the trace, by view.
+    repair, the mean of `real_runs`, `each` of several faults what repairing it alone comes to: foretold and real.
+    `edit_right` says of a wrong config whether the edit, done, mends it. `others` are causes that are not there.
+    `greedy` tells that nothing was drawn or rounded: predictions are due exactly. `thinned` is what was said with less
+    in the trace, by view.
     """
 
     fault: str | list[str] | None
@@ -48,6 +61,10 @@ class Run:
     title: str = ""
     fix: str = ""
     edit_right: bool | None = None
+    others: Sequence[str] = ()
+    served_as: str = ""
+    greedy: bool = True
+    real_runs: int = 1
     ranks: Mapping[str, int | None] = field(default_factory=dict)
     each: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     thinned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -59,6 +76,10 @@ class Run:
     @property
     def single(self) -> bool:
         return isinstance(self.fault, str)
+
+    @property
+    def faults(self) -> Sequence[str]:
+        return () if self.fault is None else [self.fault] if isinstance(self.fault, str) else self.fault
 
     @property
     def raised(self) -> bool:
@@ -75,6 +96,13 @@ class Run:
         return self.clean and self.scored and (self.named is not None or self.verdict in _ALARMS)
 
     @property
+    def wrong(self) -> bool:
+        """Something was not said as it is: of a single fault, first; of several, at all; of a clean run, nothing."""
+        if self.clean:
+            return self.false_alarm or (self.scored and self.raised)
+        return self.scored and (self.rank != 1 if self.single else self.rank is None)
+
+    @property
     def error(self) -> float | None:
         """How far the prediction is from the real repair."""
         told = self.predicted is not None and self.real is not None and self.rank is not None
@@ -89,28 +117,22 @@ def _begun(seed: Seed) -> dict[str, Any]:
     faults = seed.faults
     fault = None if not faults else faults[0] if len(faults) == 1 else list(faults)
     variant = seed.edit.what if seed.edit and seed.faults else seed.variant
-    return {"fault": fault, "variant": variant, "pair": seed.pair, "seed": seed.number, "kind": seed.kind}
+    served: dict[str, Any] = {"served_as": seed.served_as, "greedy": seed.greedy}
+    return {"fault": fault, "variant": variant, "pair": seed.pair, "seed": seed.number, "kind": seed.kind, **served}
 
 
-def failed(
-    seed: Seed,
-    error: Exception,
-    *,
-    while_: str,
-    scored: bool,
-    real: float | None = None,
-    each: Mapping[str, float | None] | None = None,
-) -> Run:
+def failed(seed: Seed, error: Exception, *, while_: str, scored: bool, real: Real | None = None) -> Run:
     """A run that raised. One that could not be served says nothing of the diagnosis, and is not scored."""
-    text = str(error).strip()
+    text, real = str(error).strip(), real or Real(None)
     first = text.splitlines()[0] if text else ""
     return Run(
         **_begun(seed),
         scored=scored,
         reason=_at_home(f"{while_}: {type(error).__name__}: {first}"),
         verdict=_RAISED,
-        real=real,
-        each={id: (None, after) for id, after in (each or {}).items()},
+        real=real.acceptance,
+        real_runs=real.runs,
+        each={id: (None, after) for id, after in real.each.items()},
     )
 
 
@@ -123,33 +145,42 @@ def score(
     seed: Seed,
     found: Diagnosis,
     *,
-    real: float | None,
+    real: Real,
     seconds: float,
-    each: Mapping[str, float | None] | None = None,
+    is_mended: Callable[[Cause], bool] | None = None,
 ) -> Run:
-    """Hold a diagnosis against its seed; `each` is the real acceptance with one of several faults repaired."""
+    """Hold a diagnosis against its seed; `is_mended` judges a cause's edit, where there is a config to be edited."""
     first = found.causes[0] if found.causes else None
-    naming = {id: _naming(id, seed.alike, found.causes) for id in seed.faults}
-    ranks = {id: place for id, (place, _) in naming.items()}
+    ranks = _places(seed, found.causes)
+    naming = {id: found.causes[place - 1] if place else None for id, place in ranks.items()}
     places = [place for place in ranks.values() if place is not None]
     all_named = bool(places) and len(places) == len(ranks)
+    told = next((cause for cause in naming.values() if cause), None)
+    edited = told or first
     return Run(
         **_begun(seed),
         named=first.fault if first else None,
         named_variant=first.variant if first else "",
         rank=max(places) if all_named else None,
         predicted=_predicted(seed, found),
-        real=real,
+        real=real.acceptance,
+        real_runs=real.runs,
         served=found.served_acceptance,
         seconds=round(seconds, 2),
-        reason=_at_home(_reason(seed, found, all_named)),
+        reason=_at_home(_reason(seed, found, ranks)),
         verdict=str(found.verdict),
         title=first.title if first else "",
-        fix=_at_home(first.fix) if first else "",
-        edit_right=bool(first and seed.repair in first.fix) if seed.repair else None,
+        fix=_at_home(edited.fix) if edited else "",
+        edit_right=bool(told and is_mended(told)) if is_mended else None,
+        others=absent(seed, found.causes),
         ranks=ranks if len(ranks) > 1 else {},
-        each={id: (_foretold(naming[id][1]), now) for id, now in (each or {}).items()},
+        each={id: (_foretold(naming[id]), after) for id, after in real.each.items()},
     )
+
+
+def absent(seed: Seed, causes: Sequence[Cause]) -> tuple[str, ...]:
+    """The ids of causes that name nothing that was seeded."""
+    return tuple(cause.fault for cause in causes if not any(_names(cause, id, seed.alike) for id in seed.faults))
 
 
 def _at_home(text: str) -> str:
@@ -157,13 +188,25 @@ def _at_home(text: str) -> str:
     return re.sub(r"(?<![\w.])(/[\w.@+-]+)+/", ".../", text)
 
 
-def _naming(id: str, alike: Sequence[str], causes: Sequence[Cause]) -> tuple[int | None, Cause | None]:
-    """The first cause that names a fault, and its place."""
-    wanted = {id, *alike}
-    for place, cause in enumerate(causes, 1):
-        if wanted & {cause.fault, *cause.alike}:
-            return place, cause
-    return None, None
+def _names(cause: Cause, id: str, alike: Sequence[str]) -> bool:
+    return bool({id, *alike} & {cause.fault, *cause.alike})
+
+
+def _places(seed: Seed, causes: Sequence[Cause]) -> dict[str, int | None]:
+    """The place, from 1, of the cause that names each fault, every one another: as many faults as can be, and early."""
+    faults, places = seed.faults, [*range(1, len(causes) + 1)]
+    choices: list[tuple[int | None, ...]] = [
+        named
+        for named in permutations((*places, *(None for _ in faults)), len(faults))
+        if all(not at or _names(causes[at - 1], id, seed.alike) for id, at in zip(faults, named, strict=True))
+    ]
+
+    def worth(named: tuple[int | None, ...]) -> tuple[int, int, int]:
+        own = sum(causes[at - 1].fault == id for id, at in zip(faults, named, strict=True) if at)
+        return named.count(None), sum(at for at in named if at), -own
+
+    best = min(choices, key=worth)
+    return dict(zip(faults, best, strict=True))
 
 
 def _foretold(cause: Cause | None) -> float | None:
@@ -172,18 +215,17 @@ def _foretold(cause: Cause | None) -> float | None:
 
 def _predicted(seed: Seed, found: Diagnosis) -> float | None:
     """Of one fault what its cause foretells; where several causes name it, and of several faults, all repaired."""
-    wanted = {*seed.faults, *seed.alike}
-    naming = [cause for cause in found.causes if wanted & {cause.fault, *cause.alike}]
+    naming = [cause for cause in found.causes if any(_names(cause, id, seed.alike) for id in seed.faults)]
     if not seed.faults or not naming:
         return None
     return naming[0].predicted_acceptance if len(seed.faults) == len(naming) == 1 else found.repaired_acceptance
 
 
-def _reason(seed: Seed, found: Diagnosis, all_named: bool) -> str:
+def _reason(seed: Seed, found: Diagnosis, ranks: Mapping[str, int | None]) -> str:
     """Why a run went wrong, in the diagnosis's own words."""
     first = found.causes[0] if found.causes else None
-    right = all_named and (len(seed.faults) > 1 or _naming(seed.faults[0], seed.alike, found.causes)[0] == 1)
-    if right or (not seed.faults and first is None):
+    right = all(place == 1 or (place and len(ranks) > 1) for place in ranks.values()) if ranks else first is None
+    if right:
         return ""
     said = first.evidence[0] if first and first.evidence else found.notes[0] if found.notes else "nothing said"
     named = f"{first.fault} named" if first else f"{found.verdict}, nothing named"
@@ -212,6 +254,7 @@ def totals(runs: Iterable[Run]) -> dict[str, Any]:
         "false_alarms": sum(run.false_alarm for run in clean),
         "clean_undecided": sum(run.scored and run.verdict == Verdict.INSUFFICIENT for run in clean),
         "errors": sum(run.raised for run in runs),
+        "false_causes": sum(bool(run.others) for run in scored),
         "predictions": _predictions(scored),
         "edits": {
             "checked": sum(run.edit_right is not None for run in scored),
@@ -247,8 +290,18 @@ def _of_id(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _predictions(scored: Sequence[Run]) -> dict[str, Any]:
-    """Over the scored faults that a cause names with a prediction."""
-    errors = [run.error for run in scored if run.error is not None]
+    """Over the scored faults that are named; those of greedy float32, where they are due exactly, and others apart."""
+    named = [run for run in scored if run.rank is not None]
+    return {
+        **_errors(named),
+        "not_foretold": sum(run.predicted is None for run in named),
+        "greedy": _errors([run for run in named if run.greedy]),
+        "other": _errors([run for run in named if not run.greedy]),
+    }
+
+
+def _errors(named: Sequence[Run]) -> dict[str, Any]:
+    errors = [run.error for run in named if run.error is not None]
     return {
         "compared": len(errors),
         "exact": sum(error <= _EXACT for error in errors),
@@ -264,6 +317,7 @@ def _stacked(runs: Sequence[Run]) -> dict[str, Any]:
         "scored": len(scored),
         "all_named": sum(run.rank is not None for run in scored),
         "some_named": sum(any(place is not None for place in run.ranks.values()) for run in scored),
+        "false_causes": sum(bool(run.others) for run in scored),
         "predictions": _predictions(scored),
     }
 

@@ -5,6 +5,7 @@ conversion (what is served is not the folder that the team believes). Every draw
 that leaving others out changes nothing.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +15,8 @@ from typing import Literal
 
 from scoreboard import edits
 from scoreboard.edits import Edit
-from scoreboard.pairs import IDS, Pair, Prompts
+from scoreboard.pairs import IDS, Pair, Prompts, draw_rng
+from scoreboard.ways import Way, plain, served_as, ways
 
 from spectrace.engine.checkpoint import read_draft, read_tensor
 from spectrace.engine.deployment import Deployment
@@ -23,7 +25,7 @@ from spectrace.engine.serving import Serving
 from spectrace.engine.spec import FuseNorm, MlaSpec, RopeKind
 from spectrace.tracer.errors import UserError
 
-__all__ = ["STACKS", "Kind", "Option", "Seed", "applies", "draw", "draw_rng", "options", "settings"]
+__all__ = ["STACKS", "Kind", "Option", "Seed", "applies", "draw", "options"]
 
 Kind = Literal["engine", "config", "conversion", "clean"]
 Ranks = tuple[int, int]
@@ -32,6 +34,7 @@ STACKS = (("W3", "N3"), ("W3", "R1"), ("N3", "V4"), ("W2", "N1"), ("R3", "W5"))
 _NEEDS_RANKS = {"W9", "Q1"}
 _EVERY_KIND = {"smollm2", "toy"}  # where W3 is seeded in all three kinds
 _USUAL_THETAS = (10_000.0, 50_000.0, 100_000.0, 500_000.0, 1_000_000.0)
+_THETA_FACTORS = (1.6, 3.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Seed:
 
     The engine runs with `switched` on; `edit` has been done to the served folder where `kind` is conversion, to the
     believed one as well where it is config or clean. The repair is the pair's own draft, nothing switched on. `alike`
-    are ids that come to the very same run here. `repair` is what the edit must say, where a config is to be edited.
+    are ids that come to the very same run here.
     """
 
     faults: tuple[str, ...]
@@ -56,7 +59,6 @@ class Seed:
     ranks: Ranks = (1, 1)
     dtype: str = "float32"
     alike: tuple[str, ...] = ()
-    repair: str = ""
 
     @property
     def name(self) -> str:
@@ -67,6 +69,16 @@ class Seed:
     def served(self) -> Serving:
         """The settings with what is switched on."""
         return replace(self.serving, faults=self.switched)
+
+    @property
+    def served_as(self) -> str:
+        """How it is served, in words."""
+        return served_as(self.serving, self.dtype)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing is drawn or rounded, so that what a repair brings can be foretold exactly."""
+        return not self.serving.sampling.temperature and self.dtype == "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +113,32 @@ def draw(number: int, pair: Pair) -> list[Seed]:
     return single + [seed for ids in chosen if (seed := _stacked(number, pair, ids))]
 
 
-def draw_rng(number: int, pair: Pair, what: str) -> random.Random:
-    return random.Random(f"{number} {pair.name} {what}")
-
-
 def _single(number: int, pair: Pair, id: str) -> Iterator[Seed]:
     """One of an id, of W3 one of each kind where the pair has room for it."""
     rng = draw_rng(number, pair, id)
-    serving, ranks = settings(number, pair, id)
-    found = [option for option in options(pair, id, rng) if _is_possible(pair, option, serving, ranks)]
+    served, found = _fitting(number, pair, id, options(pair, id, rng))
     kinds = sorted({option.kind for option in found}, key=("engine", "config", "conversion").index)
     if not (id == "W3" and pair.name in _EVERY_KIND):
         kinds = rng.choices(kinds, weights=[1 + (kind == "engine") for kind in kinds])[:1] if kinds else []
     for kind in kinds:
         option = rng.choice([option for option in found if option.kind == kind])
         yield Seed(
-            (id,), option.variant, pair.name, number, kind, serving, _asked(number, pair), option.switched,
-            option.edit, ranks=ranks, alike=_alike(pair, id, option), repair=_repair(pair, id, kind),
+            (id,), option.variant, pair.name, number, kind, served.serving, _asked(number, pair), option.switched,
+            option.edit, ranks=_ranks(pair, id), dtype=served.dtype, alike=_alike(pair, id, option),
         )  # fmt: skip
+
+
+def _fitting(number: int, pair: Pair, id: str, wanted: list[Option]) -> tuple[Way, list[Option]]:
+    """The first of an id's ways that costs it none of the options of the last, the plain one; and these options."""
+    possible = [
+        (served, [option for option in wanted if _is_possible(pair, option, served.serving, _ranks(pair, id))])
+        for served in ways(number, pair, id)
+    ]
+    return next((served, found) for served, found in possible if len(found) == len(possible[-1][1]))
+
+
+def _ranks(pair: Pair, id: str) -> Ranks:
+    return pair.ranks if id in _NEEDS_RANKS else (1, 1)
 
 
 def _is_possible(pair: Pair, option: Option, serving: Serving, ranks: Ranks) -> bool:
@@ -127,7 +147,7 @@ def _is_possible(pair: Pair, option: Option, serving: Serving, ranks: Ranks) -> 
 
 def _stacked(number: int, pair: Pair, ids: tuple[str, ...]) -> Seed | None:
     """Two at once, both in the engine."""
-    serving, _ = settings(number, pair, "stacks")
+    serving = plain(number, pair, "stacks")
     if applies(pair, replace(serving, faults=ids)):
         return None
     return Seed(ids, "stacked", pair.name, number, "engine", serving, _asked(number, pair), ids)
@@ -136,33 +156,6 @@ def _stacked(number: int, pair: Pair, ids: tuple[str, ...]) -> Seed | None:
 def _asked(number: int, pair: Pair) -> Prompts:
     """The same prompts for all of a pair, so that repaired runs can be shared."""
     return pair.ask(draw_rng(number, pair, "prompts"), pair.count)
-
-
-def settings(number: int, pair: Pair, id: str) -> tuple[Serving, Ranks]:
-    """How a fault is served: one of two drawn ways, and what the fault needs to be there at all."""
-    rng = draw_rng(number, pair, "settings")
-    ways = [
-        replace(pair.serving, concurrency=rng.choice((2, 3, 4, 6)), max_new=_about(rng, pair.serving.max_new))
-        for _ in range(2)
-    ]
-    ways[1] = replace(ways[1], chunk=rng.choice((None, *pair.chunks)))
-    serving = draw_rng(number, pair, f"{id} way").choice(ways)
-    tree = {"topk": rng.choice((2, 3, 4)), "draft_tokens": rng.choice((6, 8, 10))}
-    match id:
-        case "T2":
-            serving = replace(serving, chunk=rng.choice(pair.chunks))
-        case "X1" | "M3":
-            serving = replace(serving, concurrency=max(serving.concurrency, 3))
-        case "X3":
-            serving = replace(serving, fixed_window=True)
-        case "X4":
-            serving = replace(serving, topk=tree["topk"], draft_tokens=tree["draft_tokens"])
-    return serving, pair.ranks if id in _NEEDS_RANKS else (1, 1)
-
-
-def _about(rng: random.Random, limit: int | tuple[int, ...]) -> int:
-    assert isinstance(limit, int)
-    return int(limit * rng.uniform(0.85, 1.15))
 
 
 # In which ways an id can be seeded
@@ -220,7 +213,7 @@ def _edits(pair: Pair, id: str, rng: random.Random) -> Iterator[Edit]:
         field = {"N1": "norm_before_residual", "N3": "norm_output"}[id]
         yield Edit(f"{field} flipped", lambda draft: edits.flip(draft, field))
     else:
-        yield from _of_spec(pair, id)
+        yield from _of_spec(pair, id, rng)
         yield from _of_tensors(pair, id, rng.getrandbits(30))
 
 
@@ -244,7 +237,7 @@ def _rewiring(what: str, wiring: tuple[int, ...]) -> Edit:
     return Edit(f"{what}: {wiring}", lambda draft: edits.rewire(draft, wiring))
 
 
-def _of_spec(pair: Pair, id: str) -> Iterator[Edit]:
+def _of_spec(pair: Pair, id: str, rng: random.Random) -> Iterator[Edit]:
     spec = read_draft(pair.draft).spec
     theta, other = spec.rope.theta, {t for t in _USUAL_THETAS if t != spec.rope.theta}
     match id:
@@ -254,6 +247,8 @@ def _of_spec(pair: Pair, id: str) -> Iterator[Edit]:
         case "R3":
             yield Edit("theta doubled", lambda draft: edits.set_theta(draft, 2 * theta))
             yield Edit("theta halved", lambda draft: edits.set_theta(draft, theta / 2))
+            factor = math.exp(rng.uniform(*map(math.log, _THETA_FACTORS))) ** rng.choice((1, -1))
+            yield Edit(f"theta times {factor:.3f}", lambda draft: edits.set_theta(draft, round(factor * theta, 1)))
             if theta in _USUAL_THETAS:
                 yield Edit("another usual theta", lambda draft: edits.set_theta(draft, max(other)))
             if theta != 10_000:
@@ -289,13 +284,6 @@ def _of_tensors(pair: Pair, id: str, drawn: int) -> Iterator[Edit]:
 
 def _fresh(part: str, drawn: int) -> Edit:
     return Edit(f"{part} as before training", lambda draft: edits.reinitialise(draft, part, drawn))
-
-
-def _repair(pair: Pair, id: str, kind: Kind) -> str:
-    """The numbers that are right in a config that is wrong."""
-    if kind != "config" or not (id in _DELIVERED or id == "R3"):
-        return ""
-    return f"{read_draft(pair.draft).spec.rope.theta:g}" if id == "R3" else ", ".join(map(str, _wiring(pair)[0]))
 
 
 def _alike(pair: Pair, id: str, option: Option) -> tuple[str, ...]:

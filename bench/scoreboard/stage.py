@@ -1,8 +1,10 @@
 """Where seeds are served: one running deployment at a time; faults, settings and drafts change from call to call."""
 
+import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from types import TracebackType
 
 import torch
@@ -10,6 +12,7 @@ from scoreboard import edits
 from scoreboard.edits import Edit
 from scoreboard.pairs import Pair
 from scoreboard.seeds import Seed
+from scoreboard.ways import redrawn
 
 from spectrace.engine.cluster import ensure_cluster, stop_cluster
 from spectrace.engine.deployment import Deployment
@@ -39,7 +42,10 @@ class Recorded:
 
 
 class Stage:
-    """Use as a context manager. Folders that have to be made are made in `folder`, under names that say nothing."""
+    """Use as a context manager. Folders that have to be made are made in `folder`, under names that say nothing.
+
+    Nothing runs before something is served.
+    """
 
     def __init__(self, folder: Path, *, threads: int = 1) -> None:
         self.folder, self.threads = folder, threads
@@ -50,8 +56,6 @@ class Stage:
         self._traces = 0
 
     def __enter__(self) -> "Stage":
-        if ensure_cluster(None):
-            self._stack.callback(stop_cluster)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -72,6 +76,23 @@ class Stage:
             self._repaired[key] = read(trace)
             remove(trace)
         return self._repaired[key]
+
+    def real(self, seed: Seed, pair: Pair, *, left: tuple[str, ...] = ()) -> tuple[float | None, int]:
+        """The acceptance length that the real fix brings, and of how many runs it is the mean.
+
+        At a temperature it is itself drawn, so there are several, the seed's own draws first.
+        """
+        servings = redrawn(seed.serving, pair.draws)
+        found = [self.repaired(replace(seed, serving=one), pair, left=left).acceptance for one in servings]
+        known = [acceptance for acceptance in found if acceptance is not None]
+        return fmean(known) if known else None, len(known)
+
+    def shown(self, trace: Path) -> Path:
+        """A kept trace, under a name that says nothing."""
+        self._traces += 1
+        link = self.folder / f"trace-{self._traces}"
+        link.symlink_to(trace.absolute())
+        return link
 
     def edited(self, edit: Edit | None, pair: Pair) -> Path:
         """The pair's draft with something done to it."""
@@ -99,6 +120,8 @@ class Stage:
         key = (seed.dtype, seed.ranks)
         if self._live is None or self._key != key:
             self._end()
+            if ensure_cluster(None):
+                self._stack.callback(stop_cluster)
             dtype, (tp, draft_tp) = getattr(torch, seed.dtype), seed.ranks
             live = Deployment(pair.target, draft, dtype=dtype, threads=self.threads, tp=tp, draft_tp=draft_tp)
             self._live, self._key = live.__enter__(), key
@@ -144,6 +167,4 @@ def same_values(one: Recorded, other: Recorded) -> bool:
 
 def remove(folder: Path) -> None:
     """A trace that is not needed any more."""
-    import shutil
-
     shutil.rmtree(folder, ignore_errors=True)

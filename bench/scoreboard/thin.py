@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from scoreboard.scoring import score
+from scoreboard.scoring import Real, absent, score
 from scoreboard.seeds import Seed
 from scoreboard.stage import Facts
 
@@ -125,7 +125,6 @@ class Thinned:
 def thinned(seed: Seed, found: Diagnosis, *, sign: bool) -> Thinned:
     """Hold what was said against the seed; `sign` says whether the rows of the view tell it from the repaired run."""
     first = found.causes[0] if found.causes else None
-    there = {*seed.faults, *seed.alike}
     return Thinned(
         verdict=str(found.verdict),
         named=first.fault if first else None,
@@ -133,7 +132,7 @@ def thinned(seed: Seed, found: Diagnosis, *, sign: bool) -> Thinned:
         outcome=_outcome(seed, found, sign),
         next_command=found.next_command,
         said=first.evidence[0] if first and first.evidence else next(iter(found.notes), ""),
-        others=tuple(cause.fault for cause in found.causes[1:] if not there & {cause.fault, *cause.alike}),
+        others=absent(seed, found.causes[1:]),
     )
 
 
@@ -144,7 +143,7 @@ def failed_view(error: Exception) -> Thinned:
 
 
 def _outcome(seed: Seed, found: Diagnosis, sign: bool) -> str:
-    run = score(seed, found, real=None, seconds=0.0)
+    run = score(seed, found, real=Real(None), seconds=0.0)
     undecided = found.verdict in (Verdict.INSUFFICIENT, Verdict.ENGINE_STATE)
     if not seed.faults:
         return "wrong" if run.false_alarm else "insufficient" if undecided else "right"

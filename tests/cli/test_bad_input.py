@@ -51,6 +51,10 @@ def _write(path: Path, text: str) -> Path:
         ({"wiring": "0,two,4"}, "--wiring '0,two,4': expected boundaries separated by commas"),
         ({"capture": "0,9"}, "--capture: boundary 9 does not exist"),
         ({"fault": "Z9"}, "--fault Z9: no such fault; known are W1"),
+        ({"draft": ""}, "--draft is empty: expected a path"),
+        ({"target": ""}, "--target is empty: expected a path"),
+        ({"temperature": "nan"}, "--temperature nan: expected a finite number"),
+        ({"temperature": "inf"}, "--temperature inf: expected a finite number"),
         ({"tp": "3"}, "--tp 3 does not divide num_attention_heads 4, num_key_value_heads 2; it can be 1, 2"),
         (
             {"draft-tp": "3"},
@@ -128,6 +132,19 @@ def test_readers_refuse_what_is_not_a_trace(spectrace: Say, tmp_path: Path, comm
     for path in (tmp_path / "nowhere", tmp_path):
         said = spectrace(command, path, *more)
         assert said.code == 2 and str(path) in said.complaint
+
+
+@pytest.mark.parametrize("command", ["info", "check", "replay", "diagnose"])
+def test_a_trace_with_no_name_is_not_the_current_folder(spectrace: Say, command: str) -> None:
+    said = spectrace(command, "")
+    assert said.code == 2 and said.complaint.endswith("TRACE is empty: expected a path")
+
+
+@pytest.mark.parametrize("command", ["run", "replay", "diagnose", "demo"])
+@pytest.mark.parametrize("threads", [0, 100_000])
+def test_more_threads_than_a_machine_has_are_refused(spectrace: Say, command: str, threads: int) -> None:
+    said = spectrace(command, "--threads", threads)
+    assert said.code == 2 and f"'--threads': {threads} is not in the range 1<=x<=1024" in said.err
 
 
 def test_an_option_misspelt_is_named(spectrace: Say) -> None:

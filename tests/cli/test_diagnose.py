@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -119,6 +121,7 @@ def test_the_edit_comes_before_what_it_rests_on() -> None:
     assert "eagle_aux_hidden_state_layer_ids to [0, 3, 16]" in words and "[with]" in words
     assert "1.049 now, 2.021 once all are repaired" in words
     assert "with this link alone repaired: 1.877" in words and "with this link alone repaired: not foretold" in words
+    assert "Fault W3, variant config, of the catalogue; confidence 0.99." in words
     assert "cannot tell it from R1 (positions), K1: repair one" in words
 
 
@@ -130,11 +133,18 @@ def test_a_command_is_printed_as_it_is_to_be_run() -> None:
     assert " \\\n" in shown and shown.replace(" \\\n   ", "") == long
 
 
+def test_a_long_command_is_broken_between_its_words_only() -> None:
+    words = ["spectrace", "run", "--prompts", "PROMPTS", "--out", "NEW_TRACE", "--draft", "/x/my --draft of --it's"]
+    page = _page(replace(FAULT, causes=(replace(CAUSE, command=shlex.join(words)),), next_command=""))
+    shown = page[page.index("spectrace run") : page.index("Three readings")]
+    assert " \\\n    --draft" in shown and shlex.split(shown.replace("\\\n", "")) == words
+
+
 def test_readings_shown_are_the_wiring_and_those_that_differ() -> None:
     words = _words(_page(FAULT))
     assert "wiring (3, 16, 27) (3, 16, 27) (0, 3, 16)" in words
     assert "feedback post_norm pre_norm not decided" in words
-    assert "No difference found in the draft's own residual, rope theta." in words
+    assert "No difference found in the draft's own residual." in words, "of rope theta one reading alone is known"
 
 
 def test_worth_is_said_in_units_and_at_its_strength() -> None:
@@ -259,6 +269,12 @@ def test_options_arrive(spectrace: Say, diagnosed: tuple[Path, Called], tmp_path
         (("--target", ".", "--no-target"), "contradict"),
         (("--draft", "nowhere"), "nowhere: no such folder"),
         (("--reference", "nowhere"), "nowhere"),
+        (("--draft", ""), "--draft is empty: expected a path"),
+        (("--target", ""), "--target is empty: expected a path"),
+        (("--reference", ""), "--reference is empty: expected a path"),
+        (("--budget", "nan"), "--budget nan: expected a finite number"),
+        (("--budget", "inf"), "--budget inf: expected a finite number"),
+        (("--trained-accuracy", "nan"), "shares from 0 to 1"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(
@@ -289,3 +305,24 @@ def test_what_decoding_without_a_draft_brings_is_said_and_whether_the_repair_cha
     words = _words(_page(replace(FAULT, worth=worth, served_acceptance=1.05, repaired_acceptance=after)))
     assert "1.050 is below the break-even length of at least 1.20" in words and ("and 1.150 still is" in words) == still
     assert "at 12.5 or more tokens per second for 10.9 now" in words
+
+
+@pytest.mark.parametrize(("whole", "urged"), [(13, True), (12, True), (11, False)])
+def test_decoding_without_a_draft_is_not_urged_where_most_rounds_were_cut(whole: int, urged: bool) -> None:
+    one = replace(FAULT, coverage={"rounds": {"whole": whole, "cut": 12}})
+    words = _words(_page(one))
+    assert ("1.049 is below the break-even length" in words) == urged and f"rounds whole {whole}, cut 12" in words
+
+
+@pytest.mark.parametrize("which", ["trace", "reference"])
+def test_an_unsealed_trace_is_no_silent_ground(
+    spectrace: Say, diagnosed: tuple[Path, Called], tmp_path: Path, which: str
+) -> None:
+    trace, called = diagnosed
+    called["answer"] = _plain(Verdict.HEALTHY)
+    torn = shutil.copytree(trace, tmp_path / "torn")
+    (torn / "SEAL").unlink()
+    given = (torn,) if which == "trace" else (trace, "--reference", torn)
+    words = _words(spectrace("diagnose", *given).out)
+    assert f"- the {which} " in words and "torn is unsealed" in words and f"{which} sealed no" in words
+    assert "is unsealed" not in _words(spectrace("diagnose", trace).out)

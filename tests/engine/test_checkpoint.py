@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from spectrace.engine.checkpoint import build_draft, read_draft, read_tensor, weight_fingerprints
+from spectrace.engine.checkpoint import build_draft, configured_wiring, read_draft, read_tensor, weight_fingerprints
 from spectrace.engine.spec import GqaSpec, MlaSpec
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.fingerprint import tensor_fingerprint
@@ -122,6 +122,76 @@ def test_a_tensor_that_does_not_fit_the_config_is_refused_by_name_and_shape(
     with pytest.raises(UserError, match=told) as raised:
         read_draft(write_draft(tmp_path, config, tensors))
     assert str(tmp_path) in raised.value.message
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(("name", "told"), [("fc.weight", "2 of 6912"), ("norm.weight", "2 of 48")])
+def test_weights_that_are_no_numbers_are_refused_by_tensor_and_count(
+    name: str, told: str, value: float, new_draft: NewDraft, write_draft: Write, tmp_path: Path
+) -> None:
+    config, tensors = new_draft()
+    tensors[name].view(-1)[3:5] = value
+    with pytest.raises(UserError, match=rf"tensor {name} has {told} values that are no finite number; export the"):
+        read_draft(write_draft(tmp_path, config, tensors))
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (lambda d2t: d2t.float(), "is of type float32, expected whole numbers"),
+        (lambda d2t: d2t * torch.nan, "is of type float32, expected whole numbers"),
+        (lambda d2t: d2t > 0, "is of type bool, expected whole numbers"),
+        (lambda d2t: d2t - 500, "has 64 of 64 values that lead to no token of 0 to 95"),
+        (lambda d2t: d2t + 10**12, "has 64 of 64 values that lead to no token of 0 to 95"),
+        (lambda d2t: d2t.index_fill(0, torch.tensor([7]), 96), "has 1 of 64 values that lead to no token of 0 to 95"),
+        (lambda d2t: d2t.index_fill(0, torch.tensor([7]), -8), "has 1 of 64 values that lead to no token of 0 to 95"),
+    ],
+)
+def test_a_table_that_no_misreading_explains_is_refused(
+    broken: Callable[[Tensor], Tensor], told: str, new_draft: NewDraft, write_draft: Write, tmp_path: Path
+) -> None:
+    config, tensors = new_draft()
+    with pytest.raises(UserError, match=rf"tensor d2t {told}.*; export the draft again"):
+        read_draft(write_draft(tmp_path, config, {**tensors, "d2t": broken(tensors["d2t"])}))
+
+
+@pytest.mark.parametrize(
+    "misread",
+    [
+        torch.zeros_like,
+        lambda d2t: d2t + torch.arange(64),
+        lambda d2t: d2t - torch.arange(64),
+        lambda d2t: d2t.roll(1),
+        lambda d2t: d2t.roll(-1),
+        lambda _: torch.arange(95, 95 - 64, -1) - torch.arange(64),
+    ],
+)
+def test_a_table_that_a_diagnosis_can_name_the_fault_of_is_read(
+    misread: Callable[[Tensor], Tensor], new_draft: NewDraft, write_draft: Write, tmp_path: Path
+) -> None:
+    """All zero, tokens instead of offsets, converted once too often, shifted, and of another run."""
+    config, tensors = new_draft()
+    table = misread(tensors["d2t"])
+    assert torch.equal(read_draft(write_draft(tmp_path, config, {**tensors, "d2t": table})).tensors["d2t"], table)
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        ({IDS: [0, 3, 99]}, rf": {IDS} \[0, 3, 99\]: boundary 99 does not exist; .* 0 to 5, for its 5 layers; another"),
+        ({IDS: [0, -3, 4]}, rf": {IDS} \[0, -3, 4\]: boundary -3 does not exist"),
+        ({"eagle_config": {IDS: [-1, 2, 5]}}, rf": eagle_config.{IDS} \[-1, 2, 5\]: boundary 6 does not exist"),
+    ],
+)
+def test_a_boundary_that_a_target_does_not_have_is_refused_by_ids_and_key(
+    ids: Config, told: str, new_draft: NewDraft, write_draft: Write, tmp_path: Path
+) -> None:
+    config, tensors = new_draft()
+    del config[IDS]
+    draft = read_draft(write_draft(tmp_path, {**config, **ids}, tensors))
+    with pytest.raises(UserError, match=told):
+        configured_wiring(draft, 5)
+    assert configured_wiring(read_draft(write_draft(tmp_path, *new_draft())), 5).boundaries == (0, 2, 4)
 
 
 def test_a_target_given_as_a_draft_is_refused(target_of: Callable[..., Path]) -> None:

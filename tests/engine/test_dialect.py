@@ -85,6 +85,7 @@ def test_a_field_sets_its_switch(
 
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+STEP = {"rope_type": "llama3", "factor": 8.0, **LLAMA3, "original_max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
 
 
@@ -96,7 +97,7 @@ YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings":
         {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
         {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "beta_fast": 16.0},
         {"type": "linear", "factor": 2.0},
-        {"rope_type": "llama3", "factor": 8.0, **LLAMA3, "original_max_position_embeddings": 64},
+        STEP,
     ],
 )
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
@@ -153,6 +154,24 @@ def test_deepseeks_temperature_goes_into_the_softmax_scale(
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not known; expected one of default"),
         ({"rope_scaling": {"rope_type": "linear"}}, "field rope_scaling.factor is None, expected a number"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "field max_position_embeddings is None"),
+        ({IDS: [False, 2, 4]}, r"is \[False, 2, 4\], expected a list of layer ids"),
+        ({"rope_theta": 0}, "field rope_theta is 0, expected a number above 0"),
+        ({"rope_theta": -5.0}, "field rope_theta is -5, expected a number above 0"),
+        ({"rope_theta": math.nan}, "field rope_theta is nan, expected a number"),
+        ({"rope_theta": math.inf}, "field rope_theta is inf, expected a number"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "rope_scaling.factor is 0, expected a number above 0"),
+        ({"rope_theta": 1, "rope_scaling": YARN}, "field rope_theta is 1, expected another base"),
+        ({"rope_scaling": {**YARN, "beta_slow": 0}}, "rope_scaling.beta_slow is 0, expected a number above 0"),
+        ({"rope_scaling": {**YARN, "attention_factor": -1}}, "attention_factor is -1, expected a number above 0"),
+        ({"rope_scaling": {**YARN, "original_max_position_embeddings": 0}}, "embeddings is 0, expected a number above"),
+        (
+            {"rope_scaling": {**STEP, "low_freq_factor": 4}},
+            "and rope_scaling.high_freq_factor are both 4, expected two",
+        ),
+        ({"rms_norm_eps": -1e-6}, "field rms_norm_eps is -1e-06, expected a number above 0"),
+        ({"norm_before_residual": "false"}, "field norm_before_residual is 'false', expected true or false"),
+        ({"norm_output": "true"}, "field norm_output is 'true', expected true or false"),
+        ({"fc_norm": []}, r"field fc_norm is \[\], expected true or false"),
         ({"fc_norm": True, "norm_before_fc": True}, "fc_norm and norm_before_fc are both set"),
     ],
 )

@@ -291,6 +291,32 @@ def test_a_draft_on_two_ranks_is_not_rebuilt(target_of: Any, draft_of: Any) -> N
     pair.check(Serving(faults=("R1", "M3", "X2", "Q1")))
 
 
+@pytest.mark.parametrize(
+    ("names", "wiring", "told"),
+    [
+        (("V1", "V2"), WIRING, "V2: V1"),
+        (("V1", "V3"), WIRING, "V3: V1"),
+        (("V1", "N1", "V5"), WIRING, "V5: V1"),
+        (("N1", "V1", "V1"), WIRING, "V1: V1"),
+        (("W8", "W9"), WIRING, "W9: W8"),
+        (("W9", "X2", "W8"), WIRING, "W8: W9"),
+        (("W5", "W7"), (0, 2, 5), "W7: W5"),
+    ],
+)
+def test_a_fault_that_another_leaves_nothing_to_break_is_refused(
+    names: tuple[str, ...], wiring: tuple[int, ...], told: str, target_of: Any, draft_of: Any
+) -> None:
+    pair = Deployment(target_of("llama"), draft_of("llama", "gqa"), tp=2)
+    with pytest.raises(UserError, match=f"^--fault {told} before it takes away what it breaks; give one of the two$"):
+        pair.check(Serving(wiring=wiring, faults=names))
+
+
+def test_faults_that_leave_each_other_something_are_served_together(target_of: Any, draft_of: Any) -> None:
+    pair = Deployment(target_of("llama"), draft_of("llama", "gqa"), tp=2)
+    for names in (("V2", "V3", "V1"), ("V5", "V4"), ("W2", "W7"), ("W5", "W8"), ("N1", "N3", "R3", "P4")):
+        pair.check(Serving(wiring=WIRING, faults=names))
+
+
 def test_an_unknown_fault_is_named_with_those_that_exist() -> None:
     with pytest.raises(UserError, match="--fault W99: no such fault; known are W1, W1:2"):
         find_faults(["W1", "W99"])

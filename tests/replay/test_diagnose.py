@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from toy.language import Language
 from toy.switches import prompts
 from toy.target import TARGET
@@ -18,6 +20,7 @@ from toy.train import DRAFT
 
 from spectrace.engine.checkpoint import read_draft
 from spectrace.engine.deployment import Deployment, Serving
+from spectrace.engine.sampling import Sampling
 from spectrace.replay.diagnose import Trained, diagnose
 from spectrace.replay.diagnosis import Diagnosis, Verdict
 from spectrace.tracer.acceptance import acceptance_of_rows
@@ -160,6 +163,16 @@ def test_text_unlike_the_draft_s_training_is_no_fault_of_the_config(record: Reco
     assert found.verdict in (Verdict.HEALTHY, Verdict.WEAK_DRAFT)
 
 
+def replaced(rows: Rows, **columns: np.ndarray) -> Rows:
+    """Rows with other values in some narrow columns; negative ones are null."""
+    table = rows._table
+    for name, values in columns.items():
+        at = table.column_names.index(name)
+        field = table.schema.field(at)
+        table = table.set_column(at, field, pa.array(values, field.type, mask=values < 0))
+    return Rows(rows.family, table, rows._writers, rows._segments)
+
+
 class Forgetful(Trace):
     """A trace whose draft answers something else at its last depth from a round on, as with a broken cache."""
 
@@ -173,12 +186,7 @@ class Forgetful(Trace):
         ids = rows["draft_token"].copy()
         late = (rows["round"] >= self.first_round) & (rows["depth"] == 2) & (ids >= 0)
         ids[late] = (ids[late] + 7) % len(self.table)
-        changed = rows._table
-        for name, values in (("draft_token", ids), ("token", np.where(ids >= 0, self.table[ids], -1))):
-            at = changed.column_names.index(name)
-            field = changed.schema.field(at)
-            changed = changed.set_column(at, field, pa.array(values, field.type, mask=ids < 0))
-        return Rows(rows.family, changed, rows._writers, rows._segments)
+        return replaced(rows, draft_token=ids, token=np.where(ids >= 0, self.table[ids], -1))
 
 
 def test_answers_that_nothing_explains_are_the_engine_s_state_and_placed(healthy: Trace) -> None:
@@ -212,6 +220,91 @@ def test_a_reference_without_the_boundary_that_was_delivered_says_that_it_is_ano
     reference = record(capture=(0, 3, 4), depth=0)
     found = told(record("W2"), target=None, reference=reference)
     assert found.causes[0].variant == "unknown"
+
+
+def test_a_reference_of_a_few_of_the_prompts_takes_no_request_away(record: Record, healthy: Trace) -> None:
+    few = record(capture=tuple(range(6)), depth=0, asked=prompts(12)[:3])
+    with_few, without = told(healthy, reference=few), told(healthy)
+    assert with_few.coverage["requests"] == without.coverage["requests"]
+    assert len(with_few.coverage["true boundaries from"]) == 2
+    assert with_few.repaired_acceptance == without.repaired_acceptance
+
+
+def test_a_reference_in_a_coarser_type_contradicts_nothing_that_its_rounding_explains(
+    record: Record, healthy: Trace, tmp_path: Path
+) -> None:
+    with Deployment(TARGET, DRAFT, threads=1, dtype=torch.bfloat16) as pair:
+        pair.serve(prompts(12), Serving(depth=0, max_new=40, capture=(0, 3, 4)), trace=tmp_path / "coarse")
+    found = told(healthy, target=None, reference=Trace.open(tmp_path / "coarse"))
+    assert found.causes == ()
+    assert [one.best for one in found.identified] == ["0", "3", "4"]
+    assert max(one.error for one in found.identified) > 1e-3
+
+
+def other_target(folder: Path, *, scale: float) -> Path:
+    """The toy target with its layers' weights disturbed by so much."""
+    shutil.copytree(TARGET, folder)
+    [file] = folder.glob("*.safetensors")
+    noise = torch.Generator().manual_seed(0)
+    changed = {
+        name: tensor * (1 + scale * torch.randn(tensor.shape, generator=noise)) if ".layers." in name else tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(changed, file, metadata={"format": "pt"})
+    return folder
+
+
+class Retold(Trace):
+    """A trace whose manifest says no fingerprint of its target."""
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        told = super().manifest
+        return {**told, "target": {**told["target"], "fingerprints": {}}}
+
+
+def test_another_target_than_was_served_is_refused_and_not_blamed_on_a_link(healthy: Trace, tmp_path: Path) -> None:
+    other = other_target(tmp_path / "other", scale=0.1)
+    with pytest.raises(UserError, match=r"not the target that was served: tensors differ, model\.layers\.0\."):
+        told(healthy, target=other)
+
+
+def test_without_fingerprints_a_target_that_answers_otherwise_is_not_taken_for_true(
+    healthy: Trace, tmp_path: Path
+) -> None:
+    bare = Retold(healthy._found)
+    assert told(bare).coverage["true boundaries from"] == [f"the target in {TARGET}, run again"]
+    found = told(bare, target=other_target(tmp_path / "other", scale=0.5))
+    assert (found.verdict, found.causes, found.identified) == (Verdict.INSUFFICIENT, (), ())
+    assert any("it is taken for another" in note for note in found.notes)
+    assert "--target" in found.next_command
+
+
+class Nameless(Trace):
+    """A trace that lacks the ids of every so-manieth draft, as where an adapter does not see them."""
+
+    every: int
+
+    def rows(self, family: str, **equals: object) -> Rows:
+        rows = super().rows(family, **equals)
+        if family != "drafted" or not len(rows):
+            return rows
+        return replaced(rows, draft_token=np.where(rows["node"] % self.every, rows["draft_token"], -1))
+
+
+@pytest.mark.parametrize("every", [2, 1])
+def test_drawn_drafts_whose_ids_were_not_recorded_are_left_out(every: int, record: Record) -> None:
+    nameless = Nameless(record(sampling=Sampling(1.0, seed=5, sampled_drafts=True))._found)
+    nameless.every = every
+    found = told(nameless)
+    assert found.causes == ()
+    assert bool(found.coverage["draft tokens replayed"]) == (every > 1)
+
+
+def test_repairs_of_one_id_are_told_apart(record: Record) -> None:
+    found = told(record("P1:attention", "P1:mlp"))
+    assert [cause.fault for cause in found.causes] == ["P1", "P1"]
+    assert found.worth["after"].keys() == {"P1:attention repaired", "P1:mlp repaired", "all repaired"}
 
 
 def test_a_trace_without_features_is_not_enough(record: Record) -> None:

@@ -210,6 +210,15 @@ def test_values_changed_by_no_cast_are_called_just_that(features: Tensor, tmp_pa
     assert named(found) == "D1:other" and found.confidence < 1 and not found.masks
 
 
+@pytest.mark.parametrize("right", [0, ROWS // 2, ROWS // 2 + 1])
+def test_a_cast_of_other_rows_is_none_of_those_that_were_emitted(right: int, features: Tensor, tmp_path: Path) -> None:
+    """Values that a narrower type can hold are no cast of the emitted ones unless most rows are."""
+    received = torch.cat((features[:right], features.roll(1, 0)[right:] * 3)).bfloat16().float()
+    [found] = hand_off(handed(tmp_path / "trace", features, received)).findings
+    assert named(found) == ("D1:bf16" if 2 * right > ROWS else "D1:other")
+    assert (found.confidence == 1) == (2 * right > ROWS)
+
+
 def test_a_few_odd_rows_beside_a_fault_make_no_second_one(features: Tensor, tmp_path: Path) -> None:
     received = torch.zeros_like(features)
     received[0] = 2 * features[0]

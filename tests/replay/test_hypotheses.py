@@ -12,6 +12,8 @@ import torch
 from spectrace.engine.attention import KeyValueCache, PackedAttend
 from spectrace.engine.checkpoint import build_draft, read_draft, read_embedding, read_head
 from spectrace.engine.draft import DraftModel
+from spectrace.engine.fault import Drafting
+from spectrace.engine.faults import FAULTS
 from spectrace.replay.configuration import Configuration, Slot, Steps, View
 from spectrace.replay.hypotheses import LINKS, Hypothesis, computing, feeding, mapping, moving
 
@@ -91,6 +93,16 @@ def test_every_hypothesis_runs_and_computes_something_else(start: tuple[Configur
         assert not all(same), one.title
         assert all(same[:1]) or not one.deeper, one.title
     assert all(torch.equal(before[name], tensor) for name, tensor in at.tensors.items())
+
+
+def test_switches_are_tried_as_faults_leave_them(start: tuple[Configuration, list[Hypothesis]]) -> None:
+    at, hypotheses = start
+    for name in ("N1", "N3", "R4", "R5"):
+        breaks = FAULTS[name].breaks
+        assert isinstance(breaks, Drafting) and breaks.spec
+        wrong = breaks.spec(at.spec)
+        tried = [one.apply(at).spec for one in hypotheses if (one.fault, one.variant) == (name, "")]
+        assert tried == ([wrong] if wrong != at.spec else []), name
 
 
 def test_a_built_draft_computes_what_the_checkpoint_does(start: tuple[Configuration, list[Hypothesis]]) -> None:

@@ -104,12 +104,44 @@ def test_reaching_the_trained_accuracy_is_decided_by_an_interval() -> None:
     assert compare(Trained((0.5, 0.5)), _many(0.7)).reaches is True
 
 
-def test_too_few_answers_decide_nothing_and_few_requests_are_said_to_be_few() -> None:
-    few = compare(Trained((0.7,)), TeacherForced((_answers(HITS),), 3))
-    assert few.reaches is None and few.rungs[0].low is not None
-    assert any("too narrow" in note for note in few.notes)
-    deeper = compare(Trained((0.7, 0.6, 0.5, 0.4)), _many(0.7))
-    assert len(deeper.rungs) == 2 and any("no deeper" in note for note in deeper.notes)
+@pytest.mark.parametrize(("requests", "starts"), [(1, 50), (5, 400), (20, 1)])
+def test_too_few_requests_or_answers_decide_nothing_and_that_is_said(requests: int, starts: int) -> None:
+    few = compare(Trained((0.95, 0.95)), _many(0.2, requests, starts))
+    assert few.reaches is None is few.rungs[1].reaches
+    assert any(f"{requests} requests are too few" in note and "record more" in note for note in few.notes)
+
+
+STEPS = np.array([0.75, 0.7, 0.65, 0.6, 0.55])
+
+
+def _drawn(seed: int, requests: int, spread: float, below: float = 0.0) -> bool | None:
+    """Whether a draft reaches `STEPS` that is `below` them, and better or worse by `spread` from request to request."""
+    random = np.random.default_rng(seed)
+    shares = np.clip(STEPS - below + spread * random.standard_normal((requests, 1)), 0.02, 0.98)
+    texts = tuple(_answers(random.random((60, len(STEPS))) < share) for share in shares)
+    return compare(Trained(tuple(STEPS)), TeacherForced(texts, len(STEPS))).reaches
+
+
+@pytest.mark.parametrize("requests", [2, 5, 6, 8, 20])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.15])
+def test_a_draft_as_trained_seldom_falls_short_however_many_steps_and_however_few_requests(
+    requests: int, spread: float
+) -> None:
+    found = [_drawn(seed, requests, spread) for seed in range(120)]
+    assert found.count(False) <= 0.05 * len(found)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1])
+def test_a_clear_drop_is_found_over_ten_requests(spread: float) -> None:
+    found = [_drawn(seed, 10, spread, below=0.25) for seed in range(40)]
+    assert found.count(False) >= 0.95 * len(found)
+
+
+def test_a_shortfall_that_so_few_requests_could_not_show_is_not_said_to_be_none() -> None:
+    """Six requests so unlike each other that their interval holds nearly everything."""
+    texts = tuple(_answers([[hit]] * 60) for hit in (0, 0, 0, 1, 1, 1))
+    found = compare(Trained((0.75,)), TeacherForced(texts, 1))
+    assert found.reaches is None and any("too few" in note for note in found.notes)
 
 
 def test_a_ladder_is_json() -> None:

@@ -1,5 +1,6 @@
-"""What a reading cannot tell apart is said of the step it belongs to; too few texts decide nothing, and say so."""
+"""What a reading cannot tell apart is said of the step it belongs to; too few texts or answers decide nothing."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from spectrace.replay import readings
 from spectrace.replay.hypotheses import Hypothesis
 from spectrace.replay.likelihood import Likelihood
-from spectrace.replay.readings import Clock, TrainedReading, read_training, rivals_of
+from spectrace.replay.readings import Clock, EngineReading, TrainedReading, read_engine, read_training, rivals_of
+from spectrace.replay.reproduce import Reproduced
 
 
 def hypothesis(link: str, fault: str) -> Hypothesis:
@@ -73,3 +75,65 @@ def test_a_step_that_is_worth_no_acceptance_is_not_taken(world: Any, monkeypatch
     monkeypatch.setattr(world, "walks", lambda at, texts: walks((), texts))
     found = read(world, NORM)
     assert found.steps == () and found.undecided is None
+
+
+def test_where_acceptance_is_not_foretold_a_step_is_taken_that_makes_drafts_right_for_longer(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def walks(at: Any, texts: Any) -> Any:
+        runs = np.full(4, sum(world.worth.get(fault, 0.0) for fault in at))
+        return [type("Walked", (), {"runs": runs, "rounds": 0.0, "correct": 0.0})]
+
+    monkeypatch.setattr(world, "walks", walks)
+    found = read(world, PAIRS, NORM)
+    assert found.steps == (NORM,) and found.configured is found.best is None
+
+
+def read_answers(
+    monkeypatch: pytest.MonkeyPatch, missed: Mapping[tuple[str, ...], Any], answers: int, *around: Hypothesis
+) -> EngineReading:
+    """Which answers are missed, by what was repaired; all that a repair does not say is missed as without it."""
+
+    def reproduce(at: Any, *_: Any, **__: Any) -> Reproduced:
+        met = np.ones(answers, bool)
+        met[missed.get(tuple(at), missed[()])] = False
+        return Reproduced(*(np.arange(answers),) * 4, met, ())
+
+    monkeypatch.setattr(readings, "reproduce", reproduce)
+    at: Any = ()
+    return read_engine(at, lambda _: around, [], None, coarse=False, tolerance=1e-3, clock=Clock(60))
+
+
+MANY = tuple(hypothesis(f"link {n}", f"F{n}") for n in range(60))
+
+
+def test_a_step_is_taken_that_surely_meets_more_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read_answers(monkeypatch, {(): range(20), ("N3",): []}, 300, *MANY, NORM)
+    assert found.explained and found.steps == (NORM,) and found.reproduced.agreement == 1
+
+
+@pytest.mark.parametrize(("answers", "missed"), [(4, 1), (14, 1), (49, 1), (4, 4), (30, 3), (100, 6)])
+def test_a_handful_of_misses_is_neither_a_fault_nor_the_engine_s_state(
+    monkeypatch: pytest.MonkeyPatch, answers: int, missed: int
+) -> None:
+    found = read_answers(monkeypatch, {(): range(missed), ("N3",): []}, answers, *MANY, NORM)
+    assert found.steps == () and not found.explained and not len(found.configured.met)
+
+
+def test_of_many_steps_the_best_by_chance_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(1)
+    missed: dict[tuple[str, ...], Any] = {(one.fault,): np.flatnonzero(random.random(400) < 0.3) for one in MANY}
+    missed[()] = np.arange(120)
+    found = read_answers(monkeypatch, missed, 400, *MANY)
+    assert found.steps == () and not found.explained
+    assert max(400 - len(each) for each in missed.values()) >= 400 - 120 + 0.02 * 400  # which chance alone has found
+
+
+def test_many_misses_that_no_step_explains_are_the_engine_s_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read_answers(monkeypatch, {(): range(20)}, 300, *MANY)
+    assert not found.explained and found.configured.first_miss() is not None
+
+
+def test_a_step_that_is_sure_stands_where_a_few_misses_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read_answers(monkeypatch, {(): range(30), ("N3",): [0, 1]}, 70, *MANY, NORM)
+    assert found.explained and found.steps == (NORM,)

@@ -1,9 +1,11 @@
 """Intervals cover what they should, are paired, and are the same at every call."""
 
+from math import comb
+
 import numpy as np
 import pytest
 
-from spectrace.replay.statistics import paired_interval, ratio_interval
+from spectrace.replay.statistics import chance_of, paired_interval, ratio_interval
 
 
 def test_a_difference_within_every_request_is_sure_however_much_requests_differ() -> None:
@@ -49,3 +51,14 @@ def test_of_nothing_a_99_percent_interval_is_seldom_sure(requests: int) -> None:
         low, _ = ratio_interval(random.standard_normal(requests), np.ones(requests), sure=0.99)
         sure += low > 0
     assert sure / 1500 < 0.015
+
+
+@pytest.mark.parametrize(("of", "each"), [(1, 0.5), (12, 0.5), (40, 0.02), (60, 0.93)])
+def test_chances_are_those_of_independent_things(of: int, each: float) -> None:
+    ways = [comb(of, k) * each**k * (1 - each) ** (of - k) for k in range(of + 1)]
+    assert [chance_of(k, of, each=each) for k in range(of + 2)] == pytest.approx([sum(ways[k:]) for k in range(of + 2)])
+
+
+def test_chances_of_thousands_are_finite() -> None:
+    assert chance_of(3000, 6000, each=0.5) == pytest.approx(0.5, abs=0.01)
+    assert chance_of(6000, 6000, each=0.02) == 0 < chance_of(200, 6000, each=0.02) < 1e-8

@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from spectrace.engine.checkpoint import DraftCheckpoint, build_draft, read_draft, weight_fingerprints
+from spectrace.engine.checkpoint import DraftCheckpoint, build_draft, read_draft, read_head, weight_fingerprints
 from spectrace.engine.draft import DraftModel
 from spectrace.replay.finding import Finding
 from spectrace.replay.weights import LoadedWeights, lint_table, loaded_weights, rebuilt_table, vocabulary
+from spectrace.tracer.fingerprint import tensor_fingerprint
 from spectrace.tracer.keys import Keys
 from spectrace.tracer.manifest import create_trace
 from spectrace.tracer.recorder import Recorder
@@ -121,6 +122,32 @@ def test_other_mistakes_in_loading_are_recognised(
         assert [named(finding) for finding in found] == [name]
 
 
+SPLIT = {"mlp.gate.weight": 0, "mlp.up.weight": 0, "mlp.down.weight": 1, "attention.q.weight": 0, "head.weight": 0}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_mistakes_in_loading_are_recognised_by_the_share_of_one_rank(
+    ranks: int, checkpoint: DraftCheckpoint, model: DraftModel, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A draft that is split over ranks says of each tensor what rank 0 holds of it."""
+    tensors, head = model.state_dict(), read_head(folders[0])
+    q, gate, up = (tensors[f"{name}.weight"] for name in ("attention.q", "mlp.gate", "mlp.up"))
+    cases: dict[str, tuple[str, dict[str, Tensor]]] = {
+        "P4": ("each of the two holds", {"mlp.gate.weight": up, "mlp.up.weight": gate}),
+        "P5": ("", {"attention.q.weight": q.reshape(4, 2, 6, -1).transpose(1, 2).reshape(q.shape)}),
+        "P2": ("it is the first", {"head.weight": head[: checkpoint.spec.draft_vocab]}),
+        "P1:mlp": ("all zeros", {"mlp.down.weight": torch.zeros_like(tensors["mlp.down.weight"])}),
+    }
+    for name, (told, wrong) in cases.items():
+        shares = {**tensors, **wrong}
+        shares |= {split: shares[split].chunk(ranks, dim)[0] for split, dim in SPLIT.items()}
+        prints = {held: tensor_fingerprint(share.contiguous()) for held, share in shares.items()}
+        placed = {"draft": {split: f"Shard(dim={dim})" for split, dim in SPLIT.items()}}
+        trace = loaded(tmp_path / name, prints, sharded=placed, tensor_parallel={"draft": ranks})
+        [found] = loaded_weights(trace, checkpoint, model, target=folders[0]).findings
+        assert named(found) == name and told in found.evidence[-1]
+
+
 def test_a_norm_that_the_engine_does_not_hold_is_named(
     new_draft: Callable[..., tuple[dict[str, object], dict[str, Tensor]]],
     write_draft: Callable[..., Path],
@@ -215,14 +242,99 @@ def test_a_broken_table_is_named_and_rebuilt_from_its_witness(
 
 
 def test_without_a_witness_tables_are_judged_by_themselves(checkpoint: DraftCheckpoint, table: Table) -> None:
-    """Tokens and shifted rows can be told and undone; zeros are only suspicious; another table cannot be told."""
+    """What cannot be a table is wrong; shifted rows and zeros can be one; tokens and shifted rows can be undone."""
     tables = broken_tables(checkpoint)
-    for fault, certain in (("V2", True), ("V4", True), ("V5", False)):
+    for fault, certain, undone in (("V2", True, True), ("V4", False, True), ("V5", False, False)):
         [found] = lint_table(table(tables[fault]))
         assert named(found) == f"{fault}:checkpoint" and (found.confidence > 0.8) == certain
         rebuilt = rebuilt_table(table(tables[fault]))
-        assert (rebuilt is not None and torch.equal(rebuilt, checkpoint.tensors["d2t"])) == certain
+        assert (rebuilt is not None and torch.equal(rebuilt, checkpoint.tensors["d2t"])) == undone
     assert lint_table(table(tables["V3"])) == ()
+
+
+IDS, LARGE = torch.arange(64), 49152
+ODD = {
+    "V2": torch.randperm(LARGE, generator=torch.Generator().manual_seed(2))[:64].sort().values - IDS,
+    "V4": torch.cat((torch.tensor([LARGE - 64]), 700 * (IDS[1:] // 2))),
+    "V5": torch.zeros(64, dtype=torch.int64),
+}
+"""Tables that look wrong: tokens drawn at random and sorted, one of the last before all others, the first ones."""
+
+
+def judged(folder: Path, ids: Tensor, table: Tensor, came: Tensor) -> Trace:
+    """Rounds of one draft each, of these ids in turn, by a table; and what the target came to in its place."""
+    create_trace(folder, {})
+    tokens = (ids + table[ids]).tolist()
+    with Recorder(folder, role="draft", level=Level.LIGHT, strict=True) as draft:
+        keys = Keys(request=[0] * len(ids), pass_=range(len(ids)), position=0)
+        draft.drafted(keys, draft_token=ids.tolist(), token=tokens, state=torch.zeros(len(ids), 2))
+    with Recorder(folder, role="scheduler", level=Level.LIGHT, strict=True) as scheduler:
+        for pass_, (token, right) in enumerate(zip(tokens, came.tolist(), strict=True)):
+            scheduler.verified(
+                Keys(request=[0] * 2, pass_=pass_, node=range(2), position=0, round=pass_),
+                parent=[-1, 0], token=[0, token], target_token=[right, 0], accepted=[True, token == right],
+                cut=False, source_row=[0, 1],
+            )  # fmt: skip
+    return Trace.open(folder)
+
+
+@pytest.fixture(params=ODD)
+def odd(request: pytest.FixtureRequest, checkpoint: DraftCheckpoint) -> tuple[str, DraftCheckpoint]:
+    """What a table looks like, and a checkpoint that has it."""
+    spec = replace(checkpoint.spec, target_vocab=LARGE, draft_vocab=64)
+    return request.param, replace(checkpoint, spec=spec, tensors={**checkpoint.tensors, "d2t": ODD[request.param]})
+
+
+def test_a_table_that_only_looks_wrong_is_suspected_and_says_what_tells(odd: tuple[str, DraftCheckpoint]) -> None:
+    fault, checkpoint = odd
+    [found] = lint_table(checkpoint)
+    assert named(found) == f"{fault}:checkpoint" and found.confidence <= 0.5 and "--target" in found.evidence[-1]
+
+
+def test_a_table_is_not_suspected_of_what_would_make_none_of_it(checkpoint: DraftCheckpoint) -> None:
+    """The last token of all comes first: its row cannot have been the last one."""
+    ends_first = torch.cat((torch.tensor([LARGE - 1]), ODD["V4"][1:]))
+    spec = replace(checkpoint.spec, target_vocab=LARGE, draft_vocab=64)
+    assert lint_table(replace(checkpoint, spec=spec, tensors={**checkpoint.tensors, "d2t": ends_first})) == ()
+
+
+def test_tokens_that_came_where_a_table_had_them_clear_it(odd: tuple[str, DraftCheckpoint], tmp_path: Path) -> None:
+    """Half of the drafts are wrong all the same."""
+    fault, checkpoint = odd
+    ids = IDS.repeat(4)
+    came = ids + ODD[fault][ids]
+    came[::2] = came.roll(5)[::2]
+    assert lint_table(checkpoint, judged(tmp_path / "trace", ids, ODD[fault], came)) == ()
+
+
+def test_tokens_that_came_by_chance_leave_a_table_suspected(odd: tuple[str, DraftCheckpoint], tmp_path: Path) -> None:
+    fault, checkpoint = odd
+    ids, drawn = IDS.repeat(4), torch.randperm(256, generator=torch.Generator().manual_seed(1))
+    tokens = ids + ODD[fault][ids]
+    for name, came in {"other": tokens[drawn], "one": tokens[:1].expand(256)}.items():
+        drafted = ids if name == "other" else torch.zeros_like(ids)  # one token all the time, drafted and come
+        [found] = lint_table(checkpoint, judged(tmp_path / name, drafted, ODD[fault], came))
+        assert found.fault == fault and found.confidence <= 0.5
+
+
+def test_tokens_that_came_where_the_right_table_had_them_prove_it_wrong(
+    odd: tuple[str, DraftCheckpoint], tmp_path: Path
+) -> None:
+    """Zeros can be undone by nothing; tokens in order that begin like them are no proof that zeros are right."""
+    fault, checkpoint = odd
+    rebuilt, ids = rebuilt_table(checkpoint), IDS.repeat(4)
+    right = torch.where(IDS < 20, 0, 500) if rebuilt is None else rebuilt
+    [found] = lint_table(checkpoint, judged(tmp_path / "trace", ids, ODD[fault], ids + right[ids]))
+    assert named(found) == f"{fault}:checkpoint" and (found.confidence > 0.8) == (fault != "V5")
+
+
+def test_another_table_that_was_drafted_by_says_nothing_of_the_checkpoints(
+    odd: tuple[str, DraftCheckpoint], tmp_path: Path
+) -> None:
+    fault, checkpoint = odd
+    ids, other = IDS.repeat(4), ODD[fault] + 3
+    [found] = lint_table(checkpoint, judged(tmp_path / "trace", ids, other, ids + other[ids]))
+    assert found.confidence <= 0.5
 
 
 def test_a_table_that_was_never_filled_shows_by_a_witness_that_keeps_all(

@@ -2,6 +2,8 @@
 
 import pytest
 
+from spectrace.engine.checkpoint import default_wiring
+from spectrace.engine.faults import FAULTS
 from spectrace.replay.configuration import Slot, View
 from spectrace.replay.wirings import name_wiring
 
@@ -46,3 +48,10 @@ def test_what_was_taken_of_a_boundary_counts_before_which_one(view: View, fault:
     wrong = (Slot(1), Slot(30, view))
     assert name_wiring(slots((0, 30)), wrong, LAYERS)[0][0] == fault
     assert name_wiring(wrong, slots((0, 30)), LAYERS)[0][:2] == (fault, "reverse")
+
+
+@pytest.mark.parametrize("layers", [7, 16, 61])
+def test_the_default_that_is_served_is_the_one_that_is_called_so(layers: int) -> None:
+    served = FAULTS["W4"].wiring((0, 1, layers), layers)
+    assert served == default_wiring(layers)
+    assert name_wiring(slots((0, 1, layers)), slots(served), layers)[0][0] == "W4"

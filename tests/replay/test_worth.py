@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spectrace.replay.worth import Plain, Worth, break_even, worth
+from spectrace.replay.worth import Plain, Worth, worth
 from spectrace.tracer.keys import Keys
 from spectrace.tracer.manifest import create_trace, seal_trace
 from spectrace.tracer.recorder import Recorder
@@ -16,10 +16,6 @@ from spectrace.tracer.trace import Trace
 DEPTH = 3
 
 
-def test_the_case_that_started_this_breaks_even_at_three_tokens_a_round() -> None:
-    assert break_even(1.8, with_speculation=54.8, without=90.0) == pytest.approx(2.956, abs=5e-4)
-
-
 def _record(
     folder: Path,
     *,
@@ -27,10 +23,13 @@ def _record(
     draft_secs: float | None = 0.02,
     rest_secs: float = 0.01,
     width: Sequence[int] = (),
+    prompts: Sequence[float] = (),
+    every: int = 4,
 ) -> Trace:
     """Rounds of a request, each verified in a pass that takes so long, whose rows are `width` of them (4, else).
 
-    The first row of three rounds of four is followed by one accepted draft.
+    The first row of all rounds but one of `every` is followed by one accepted draft. `prompts` are seconds that a
+    prompt of another request, of ten rows, adds to each pass; none where they are 0.
     """
     create_trace(folder, {})
     recorders = {name: Recorder(folder, role=name, strict=True) for name in ("target", "draft", "scheduler")}
@@ -39,12 +38,16 @@ def _record(
         keys = {"request": [0] * nodes, "pass_": round_ + 1, "round": round_, "step": round_ + 1}
         rows = Keys(**keys, node=range(nodes), position=range(nodes), phase=Phase.VERIFY)
         recorders["target"].emitted(rows, token=[1] * nodes, forward_secs=secs / nodes)
+        if prompts and prompts[round_]:
+            other = {**keys, "request": [1] * 10}
+            chunk = Keys(**other, node=0, position=range(10), phase=Phase.PREFILL)
+            recorders["target"].emitted(chunk, token=[1] * 10, forward_secs=prompts[round_] / 10)
         recorders["scheduler"].verified(
             rows,
             parent=range(-1, nodes - 1),
             token=[1] * nodes,
             target_token=[1] * nodes,
-            accepted=[node == 0 or (node == 1 and round_ % 4 > 0) for node in range(nodes)],
+            accepted=[node == 0 or (node == 1 and round_ % every > 0) for node in range(nodes)],
             cut=False,
             source_row=range(nodes),
         )
@@ -52,7 +55,7 @@ def _record(
             one = Keys(request=[0], pass_=round_, round=round_, step=round_, depth=depth, node=0, position=0)
             forward = None if draft_secs is None else draft_secs / DEPTH
             recorders["draft"].drafted(one, draft_token=[1], token=[1], forward_secs=forward)
-    wall = sum(pass_secs) + len(pass_secs) * ((draft_secs or 0.02) + rest_secs)
+    wall = sum(pass_secs) + sum(prompts) + len(pass_secs) * ((draft_secs or 0.02) + rest_secs)
     recorders["scheduler"].requests(
         Keys(request=[0], pass_=0, node=0, position=0),
         id=["0"],
@@ -71,6 +74,21 @@ def _record(
         recorder.close()
     seal_trace(folder)
     return Trace.open(folder)
+
+
+def test_the_case_that_started_this_breaks_even_at_three_tokens_a_round(tmp_path: Path) -> None:
+    """Acceptance length 1.8 at 54.8 tokens/s, against 90.0 without: by seconds as by speeds, 1.8 * 90 / 54.8."""
+    round_secs, plain_secs, rest_secs = 1.8 / 54.8, 1 / 90.0, 0.001
+    trace = _record(
+        tmp_path / "trace",
+        pass_secs=[plain_secs - rest_secs] * 10,
+        draft_secs=round_secs - plain_secs,
+        rest_secs=rest_secs,
+        every=5,
+    )
+    found = worth(trace, {})
+    assert (found.acceptance, found.tokens_per_second) == (pytest.approx(1.8), pytest.approx(54.8))
+    assert found.break_even_acceptance == pytest.approx(2.956, abs=5e-4)
 
 
 def test_parts_of_a_round_add_up_and_every_repair_has_its_speed(tmp_path: Path) -> None:
@@ -99,6 +117,14 @@ def test_passes_that_grow_faster_than_their_rows_leave_no_negative_time(tmp_path
     widths = [2, 4] * 4
     found = worth(_record(tmp_path / "trace", pass_secs=[0.01 if n == 2 else 0.09 for n in widths], width=widths), {})
     assert found.plain_seconds_per_token and found.plain_seconds_per_token > 0.01
+
+
+def test_prompts_that_share_passes_make_no_plain_step_faster(tmp_path: Path) -> None:
+    widths, prompts = [2, 4] * 8, [0.0, 0.0, 0.0, 0.4] * 4
+    secs = [0.05 + 0.01 * n for n in widths]  # a pass of n rows; a plain step waits for prompts as a round does
+    found = worth(_record(tmp_path / "trace", pass_secs=secs, width=widths, prompts=prompts), {})
+    assert found.plain_from is Plain.SLOPE
+    assert found.plain_seconds_per_token == pytest.approx(0.06 + 0.1 + 0.01, rel=1e-4)
 
 
 @pytest.mark.parametrize("missing", ["draft", "rounds"])

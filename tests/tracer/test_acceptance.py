@@ -23,6 +23,12 @@ def test_lengths_and_rates_of_four_rounds() -> None:
     assert (found.rounds_untrimmed, found.correct_drafts_untrimmed) == (4, 6)
 
 
+@pytest.mark.parametrize(("cut", "mostly"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
+def test_rounds_that_an_end_cut_are_counted_and_told_where_they_are_most(cut: int, mostly: bool) -> None:
+    found = acceptance_of([0, 2, 1, 3], np.arange(4) < cut, 3)
+    assert (found.rounds, found.rounds_cut) == (4 - cut, cut) and found.mostly_cut == mostly
+
+
 def test_nothing_to_divide_by_is_none() -> None:
     assert acceptance_of([], False, 2).acceptance_length is None
     assert acceptance_of([0, 0], False, 2).conditional_rates == (0.0, None)
