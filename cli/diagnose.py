@@ -70,7 +70,6 @@ def diagnose(
     import torch
 
     from spectrace.engine.checkpoint import read_draft
-    from spectrace.replay.case import on_its_traces
     from spectrace.replay.diagnose import diagnose as diagnose_trace
 
     trained = _trained(trained_accuracy, accuracy_definition)
@@ -92,7 +91,6 @@ def diagnose(
             budget_secs=budget,
             progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
         )
-    diagnosis = on_its_traces(diagnosis, opened, other)
     if as_json:
         print_json(diagnosis_json(diagnosis))
     else:

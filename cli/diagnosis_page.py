@@ -20,7 +20,6 @@ from spectrace.replay.links import LINK_OF
 __all__ = ["render_causes", "render_diagnosis"]
 
 _WIDTH = 80
-_NOTES_LAST = (Verdict.FAULT,)
 _NOTHING = "Nothing is to be repaired"
 _MEANING = {
     Verdict.HEALTHY: f"{_NOTHING}: what the draft was fed and what it computed are what it was trained for, as far as "
@@ -58,13 +57,13 @@ def render_diagnosis(trace: Path, diagnosis: Diagnosis) -> RenderableType:
     """The page a person reads. Print it with `crop=False`: commands are as long as they are."""
     shown = [cause.command for cause in diagnosis.causes]
     parts: list[RenderableType] = [render_causes(trace, diagnosis)]
+    if diagnosis.verdict is Verdict.FAULT and diagnosis.notes:
+        parts += _section("Notes", _bullets(diagnosis.notes))
     parts += _readings(diagnosis.readings)
     parts += _slots(diagnosis.identified)
     parts += _ladder(diagnosis.coverage.get("ladder"))
     parts += _worth(diagnosis.worth)
     parts += _coverage({name: value for name, value in diagnosis.coverage.items() if name != "ladder"})
-    if diagnosis.verdict in _NOTES_LAST:
-        parts += _section("Notes", _bullets(diagnosis.notes)) if diagnosis.notes else []
     if diagnosis.next_command and diagnosis.next_command not in shown and diagnosis.verdict is not Verdict.INSUFFICIENT:
         parts += _section("Next", _command(diagnosis.next_command))
     return Group(*parts)
@@ -92,7 +91,7 @@ def _headline(trace: Path, diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield from _acceptance(diagnosis)
     if verdict is Verdict.HEALTHY and not measured:
         yield Text(_PROMISED)
-    if verdict not in _NOTES_LAST and diagnosis.notes:
+    if verdict is not Verdict.FAULT and diagnosis.notes:
         yield from (Text(), _bullets(diagnosis.notes))
     if verdict is Verdict.INSUFFICIENT and diagnosis.next_command:
         yield from (Text(), _command(diagnosis.next_command))

@@ -13,7 +13,7 @@ from spectrace.engine.fields import Fields
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, MlaSpec, RopeKind, RopeSpec, Stream
 from spectrace.tracer.errors import UserError
 
-__all__ = ["Wiring", "check_boundaries", "read_spec", "read_wiring"]
+__all__ = ["Wiring", "check_boundaries", "read_spec", "read_wiring", "scaled_like"]
 
 _IDS, _NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 
@@ -120,10 +120,22 @@ def _read_gqa(fields: Fields, width: int) -> GqaSpec:
     return spec
 
 
+def scaled_like(spec: DraftSpec, target: Fields) -> DraftSpec:
+    """A draft with theta and scaling of RoPE as a target's config has them, and the softmax scale that goes with it."""
+    rope, attention = _read_rope(target, interleaved=spec.rope.interleaved), spec.attention
+    if isinstance(attention, MlaSpec):
+        attention = replace(attention, softmax_scale=_softmax_scale(target))
+    return replace(spec, rope=rope, attention=attention)
+
+
+def _softmax_scale(fields: Fields) -> float:
+    scaling = _rope_fields(fields)
+    if "mscale_all_dim" not in scaling:
+        return 1.0
+    return _yarn_mscale(scaling.positive("factor"), scaling.real("mscale_all_dim")) ** 2
+
+
 def _read_mla(fields: Fields) -> MlaSpec:
-    scaling, scale = _rope_fields(fields), 1.0
-    if "mscale_all_dim" in scaling:
-        scale = _yarn_mscale(scaling.positive("factor"), scaling.real("mscale_all_dim")) ** 2
     return MlaSpec(
         heads=fields.whole("num_attention_heads"),
         q_rank=fields.whole("q_lora_rank") if "q_lora_rank" in fields else None,
@@ -131,7 +143,7 @@ def _read_mla(fields: Fields) -> MlaSpec:
         nope_dim=fields.whole("qk_nope_head_dim"),
         rope_dim=fields.whole("qk_rope_head_dim"),
         value_dim=fields.whole("v_head_dim"),
-        softmax_scale=scale,
+        softmax_scale=_softmax_scale(fields),
     )
 
 

@@ -19,8 +19,9 @@ from spectrace.engine.checkpoint import (
     read_head,
     read_tensor,
 )
-from spectrace.engine.dialect import Wiring
+from spectrace.engine.dialect import Wiring, scaled_like
 from spectrace.engine.draft import DraftModel
+from spectrace.engine.fields import Fields
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, IdMap, MlaSpec, RopeKind, RopeSpec, Stream
 from spectrace.replay.compare import COARSE_TOLERANCE, TOLERANCE
 from spectrace.replay.configuration import Configuration, Slot
@@ -69,6 +70,15 @@ class Case:
     def tolerance(self) -> float:
         """How far two ways to compute one row may part, of the row's maximum."""
         return COARSE_TOLERANCE if self.coarse else TOLERANCE
+
+    @property
+    def other_ropes(self) -> tuple[DraftSpec, ...]:
+        """The draft with RoPE as it was served, and as the target has it, as far as the trace says."""
+        found = [] if self.served_spec is None else [self.served_spec]
+        for config in _configs(self.trace):
+            with suppress(UserError):  # of a kind that no draft has
+                found.append(scaled_like(self.checkpoint.spec, Fields(self.trace.folder, config)))
+        return tuple(found)
 
     @property
     def served_folder(self) -> Path | None:
@@ -183,10 +193,15 @@ def _shared(spec: DraftSpec, target: Path) -> Iterator[tuple[str, Tensor]]:
             yield "head", read_head(target)
 
 
+def _configs(trace: Trace) -> tuple[Mapping[str, Any], ...]:
+    """The target's config in the manifest, and the decoder's within it."""
+    config = (trace.manifest.get("target") or {}).get("config") or {}
+    return config, config.get("text_config") or {}
+
+
 def _layers(trace: Trace) -> int | None:
     """How many layers the target has, by the config in the manifest; a multimodal class nests its decoder's."""
-    config = (trace.manifest.get("target") or {}).get("config") or {}
-    for held in (config, config.get("text_config") or {}):
+    for held in _configs(trace):
         if isinstance(held.get("num_hidden_layers"), int):
             return int(held["num_hidden_layers"])
     return None

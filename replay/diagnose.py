@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from spectrace.engine.checkpoint import DraftCheckpoint
-from spectrace.replay.case import Case, open_case
+from spectrace.replay.case import Case, on_its_traces, open_case
 from spectrace.replay.causes import Readings, broken_links, found_alone
 from spectrace.replay.configuration import Configuration, Slot, View, listed
 from spectrace.replay.diagnosis import Cause, Diagnosis
@@ -62,7 +62,8 @@ def diagnose(
     clock.tell("true boundaries", 0, 1)
     case, truth, doubts = _with_truth(case, reference)
     clock.tell("reading the trace", 0, 1)
-    return _Lab(case, gather(case), truth, trained, clock, doubts).diagnosis()
+    found = _Lab(case, gather(case), truth, trained, clock, doubts).diagnosis()
+    return on_its_traces(found, trace, reference)
 
 
 def _lacking(case: Case) -> Diagnosis | None:
@@ -211,7 +212,7 @@ class _Lab:
         chosen = served.requests[np.isin(served.requests, plan.engine)]
         found = read_engine(
             configured,
-            lambda at: computing(at, self.case.shared, self.case.served_spec),
+            lambda at: computing(at, self.case.shared, self.case.other_ropes),
             [served.inputs(chosen)],
             read_drawn(self.case.trace, served.drafted.where(request=chosen), self.case.texts),
             likely={finding.fault for finding in self.evidence.findings},
@@ -236,7 +237,7 @@ class _Lab:
             return None
 
         def around(at: Configuration) -> Iterator[Hypothesis]:
-            yield from computing(at, self.case.shared, self.case.served_spec)
+            yield from computing(at, self.case.shared, self.case.other_ropes)
             yield from mapping(at, rebuilt_table(self.case.checkpoint))
             yield from moving()
             for one in feeding(at, truth.layers or max(truth.known()), truth.known()):

@@ -72,8 +72,8 @@ class Evidence:
 
     @property
     def lossy(self) -> bool:
-        """Whether drafts were accepted that the target refuses: then the text is not the target's."""
-        return any(finding.fault in ("S2", "S3") for finding in self.findings)
+        """Whether verification broke its rule: then the text is not the target's, and foretells nothing."""
+        return any(finding.fault[0] == "S" for finding in self.findings)
 
     @property
     def masked(self) -> bool:

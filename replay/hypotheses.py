@@ -93,14 +93,16 @@ LINKS: Mapping[str, Link] = {
 """By name, in the order of the data's path. Evidence, hypotheses, readings and profiles call them so."""
 
 
-def computing(at: Configuration, shared: Mapping[str, Tensor], served: DraftSpec | None = None) -> Iterator[Hypothesis]:
+def computing(
+    at: Configuration, shared: Mapping[str, Tensor], others: Sequence[DraftSpec] = ()
+) -> Iterator[Hypothesis]:
     """Every other way to compute the same draft: switches, RoPE and weights.
 
-    `shared` are the target's "embedding" and "head", as far as they are known; `served` the switches that an engine
-    says it served.
+    `shared` are the target's "embedding" and "head", as far as they are known; `others` are such
+    drafts whose RoPE may be the right one.
     """
     yield from _switches(at)
-    yield from _rope(at.spec, served or at.spec)
+    yield from _rope(at.spec, others)
     yield from _weights(at, shared)
 
 
@@ -131,18 +133,19 @@ def _fused(norm: FuseNorm, at: Configuration) -> Configuration:
     return replace(at, spec=replace(at.spec, fuse_norm=norm), tensors={**rest, **norms})
 
 
-def _rope(spec: DraftSpec, served: DraftSpec) -> Iterator[Hypothesis]:
+def _rope(spec: DraftSpec, others: Sequence[DraftSpec]) -> Iterator[Hypothesis]:
     rope = spec.rope
     near = (rope.theta * factor for factor in (0.25, 0.5, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0))
-    for theta in sorted({*_THETAS, *near, served.rope.theta} - {rope.theta}):
+    for theta in sorted({*_THETAS, *near, *(one.rope.theta for one in others)} - {rope.theta}):
         changed = replace(rope, theta=theta)
         yield Hypothesis("rope theta", "R3", f"RoPE's theta is {theta:g}", _switched(rope=changed))
     flipped = replace(rope, interleaved=not rope.interleaved)
     pairs = "interleaved pairs" if flipped.interleaved else "halves"
     yield Hypothesis("rope pairs", "R5", f"RoPE rotates {pairs}", _switched(rope=flipped), alike=("P5",))
-    if served.rope.kind is not RopeKind.DEFAULT and _scaled_as(spec, served) != spec:
-        yield Hypothesis("rope scaling", "R4", f"RoPE is scaled: {served.rope.kind} by {served.rope.factor:g}",
-                         lambda at: replace(at, spec=_scaled_as(at.spec, served)))  # fmt: skip
+    for other in others:
+        if other.rope.kind is not RopeKind.DEFAULT and _scaled_as(other, spec) != spec:
+            title = f"RoPE is scaled: {other.rope.kind} by {other.rope.factor:g}"
+            yield Hypothesis("rope scaling", "R4", title, partial(_rescaled, other))
     if rope.kind is not RopeKind.DEFAULT:
         yield Hypothesis("rope scaling", "R4", "RoPE's scaling is dropped", _unscaled)
         if isinstance(spec.attention, MlaSpec) and spec.attention.softmax_scale != 1.0:
@@ -155,7 +158,11 @@ def _unscaled(at: Configuration) -> Configuration:
     return replace(at, spec=unscaled(at.spec))
 
 
-def _scaled_as(spec: DraftSpec, other: DraftSpec) -> DraftSpec:
+def _rescaled(other: DraftSpec, at: Configuration) -> Configuration:
+    return replace(at, spec=_scaled_as(other, at.spec))
+
+
+def _scaled_as(other: DraftSpec, spec: DraftSpec) -> DraftSpec:
     """A draft with the scaling of another, the softmax scale that comes with it, too."""
     rope = replace(other.rope, theta=spec.rope.theta, interleaved=spec.rope.interleaved)
     attention = spec.attention

@@ -184,6 +184,8 @@ def _replayed(outcome: Outcome) -> list[str]:
 
 def _why(served: Acceptance, worth: Worth) -> str:
     """What a verdict of good or weak rests on."""
+    if served.mostly_cut:
+        return "most rounds were cut by the end of an answer, so whether acceptance pays is not known"
     if worth.break_even_acceptance is not None:
         even, length = worth.break_even_acceptance, f"acceptance length {_said(served)}"
         if not _pays(served, worth):
@@ -205,7 +207,7 @@ def _said(served: Acceptance) -> str:
 def _pays(served: Acceptance, worth: Worth) -> bool:
     """Whether acceptance reaches the break-even length; where timings are missing, whether drafts are right at all."""
     length = served.acceptance_length
-    if 2 * served.rounds < served.rounds_untrimmed:  # of short answers the rounds that went well are mostly cut
+    if served.mostly_cut:
         length = served.acceptance_untrimmed
     if length is None:
         return False

@@ -331,3 +331,54 @@ def test_nothing_is_tried_when_there_is_no_time_and_that_is_said(record: Record)
     found = told(record("N3"), budget_secs=0.0)
     assert found.coverage["hypotheses left untried for want of time"] > 0
     assert [cause.fault for cause in found.causes] in ([], ["N3"])
+
+
+def test_a_wiring_that_its_ends_have_run_together_is_found_in_as_many_steps_as_it_takes(
+    record: Record, tmp_path: Path
+) -> None:
+    wrong = edited(tmp_path / "wrong", **{IDS: [3, 5, 5]})  # three too late each, on five layers
+    [cause] = told(record(draft=wrong), wrong).causes
+    assert (cause.fault, cause.variant) == ("W2", "3") and "(0, 3, 4) is right" in cause.title
+
+
+@pytest.mark.parametrize("secs", [0.0, 1.5])
+def test_a_search_that_was_cut_short_names_nothing_but_what_the_trace_proves(
+    secs: float, healthy: Trace, record: Record, tmp_path: Path
+) -> None:
+    lost = edited(tmp_path / "lost", **{IDS: None})
+    found = told(healthy, lost, budget_secs=secs)
+    assert found.coverage["hypotheses left untried for want of time"]
+    assert (found.verdict, found.causes) == (Verdict.INSUFFICIENT, ()) and "--budget" in found.next_command
+    assert "by value the slots hold (0, 3, 4)" in " ".join(found.notes)
+    [cause] = told(record("V4", "N3"), budget_secs=0.0).causes
+    assert cause.fault == "V4"
+
+
+def test_a_reference_of_the_first_tokens_only_decides_nothing(record: Record, tmp_path: Path) -> None:
+    wrong = edited(tmp_path / "wrong", norm_output=False)
+    short = record(max_new=2, capture=(0, 3, 4))
+    found = told(record(draft=wrong), wrong, target=None, reference=short)
+    assert (found.verdict, found.causes) == (Verdict.INSUFFICIENT, ())
+
+
+def test_what_may_hide_behind_other_weights_is_said(record: Record) -> None:
+    found = told(record("P1:attention", "R3"))
+    assert [cause.fault for cause in found.causes] == ["P1"]
+    assert any("beside P1" in note and "the most" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("fault", "drawn"), [("S1", False), ("S1", True), ("S2", True)])
+def test_verification_that_does_not_keep_to_its_rule_is_named(fault: str, drawn: bool, record: Record) -> None:
+    sampling = Sampling(1.0, 3, sampled_drafts=drawn)
+    found = told(record(fault, sampling=sampling))
+    assert [(cause.fault, cause.predicted_acceptance) for cause in found.causes] == [(fault, None)]
+
+
+def test_a_draft_that_is_worse_than_what_was_served_is_not_urged(healthy: Trace, tmp_path: Path) -> None:
+    worse = shutil.copytree(DRAFT, tmp_path / "worse")
+    tensors = load_file(worse / "model.safetensors")
+    tensors["fc.weight"] = torch.zeros_like(tensors["fc.weight"])
+    save_file(tensors, worse / "model.safetensors")
+    found = told(healthy, worse)
+    assert (found.verdict, found.causes) == (Verdict.INSUFFICIENT, ())
+    assert any("the folder that is meant" in note for note in found.notes)

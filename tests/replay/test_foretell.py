@@ -14,7 +14,7 @@ import torch
 from spectrace.engine.checkpoint import build_draft, read_draft
 from spectrace.engine.sampling import Sampling
 from spectrace.replay.configuration import Configuration, Slot
-from spectrace.replay.expected import expected_walk
+from spectrace.replay.expected import expected, expected_walk
 from spectrace.replay.foretell import Foreteller, acceptance_length
 from spectrace.replay.texts import read_texts
 from spectrace.replay.truth import Recomputed, Truth
@@ -56,3 +56,20 @@ def test_drawn_drafts_without_the_target_s_probabilities_are_not_foretold_but_to
     assert np.concatenate([one.runs for one in found]).max() <= 3
     with pytest.raises(UserError, match="p_emitted"):
         expected_walk(silent, model)
+
+
+def test_drawn_rounds_are_counted_to_the_end_of_a_text_without_those_that_it_cuts() -> None:
+    random = np.random.default_rng(2)
+    chances_SK = random.random((7, 3))  # eight tokens: the first is no round's
+    rounds, correct = expected(chances_SK, to_the_end=True)
+    walked = []
+    for _ in range(40_000):
+        at, whole = 0, [0, 0]
+        while at < 7:
+            run = int(np.cumprod(random.random(3) < chances_SK[at]).sum())
+            if at + run + 1 <= 7:
+                whole = [whole[0] + 1, whole[1] + run]
+            at += run + 1
+        walked.append(whole)
+    found, errors = np.mean(walked, 0), np.std(walked, 0) / np.sqrt(len(walked))
+    assert np.all(np.abs(found - (rounds, correct)) < 5 * errors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,22 @@ import pytest
 import torch
 
 from spectrace.engine.attention import KeyValueCache, PackedAttend
-from spectrace.engine.checkpoint import build_draft, read_draft, read_embedding, read_head
+from spectrace.engine.checkpoint import build_draft, read_draft, read_embedding, read_head, unscaled
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.fault import Drafting
 from spectrace.engine.faults import FAULTS
+from spectrace.engine.spec import RopeKind
 from spectrace.replay.configuration import Configuration, Slot, Steps, View
-from spectrace.replay.hypotheses import LINKS, Hypothesis, computing, feeding, mapping, moving
+from spectrace.replay.hypotheses import (
+    LINKS,
+    Hypothesis,
+    computing,
+    feeding,
+    mapping,
+    moved,
+    moving,
+    served_table,
+)
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("gqa", {}),
@@ -133,3 +144,38 @@ def test_wirings_over_unknown_boundaries_are_not_tried(start: tuple[Configuratio
     known = {slot.boundary for slot in at.wiring} | {1}
     wirings = [one.apply(at).wiring for one in feeding(at, 5, sorted(known))]
     assert wirings and all(slot.boundary in known for wiring in wirings for slot in wiring)
+
+
+def test_scaling_that_a_config_lost_is_tried_as_others_have_it(start: tuple[Configuration, list[Hypothesis]]) -> None:
+    at, _ = start
+    scaled = replace(at.spec, rope=replace(at.spec.rope, kind=RopeKind.LINEAR, factor=4.0, theta=777.0))
+    plain = replace(at, spec=unscaled(at.spec))
+    tried = {one.title: one for one in computing(plain, {}, (scaled, plain.spec))}
+    found = tried["RoPE is scaled: linear by 4"].apply(plain).spec.rope
+    assert (found.kind, found.factor, found.theta) == (RopeKind.LINEAR, 4.0, plain.spec.rope.theta)
+    assert "RoPE's theta is 777" in tried
+
+
+@pytest.mark.parametrize(
+    ("offsets", "steps"),
+    [
+        ((2, 3, 4), Steps(2, 1)),
+        ((0, 1, 2), Steps(0, 1)),
+        ((1, 1, 1), Steps(1, 0)),
+        ((3,), Steps(3, 1)),
+        ((1, 3, 4), None),
+    ],
+)
+def test_positions_are_run_as_they_were_found(
+    offsets: tuple[int, ...], steps: Steps | None, start: tuple[Configuration, list[Hypothesis]]
+) -> None:
+    one = moved(offsets, "R1", "positions are off")
+    assert (one and one.apply(start[0]).steps) == steps
+
+
+def test_a_table_is_run_as_it_was_found(start: tuple[Configuration, list[Hypothesis]]) -> None:
+    at, _ = start
+    ids, tokens = torch.tensor([0, 2]), torch.tensor([5, 1])
+    there = served_table(ids, tokens, "V3", "another table").apply(at).build()
+    own = at.build().to_target(torch.tensor([1]))
+    assert there.to_target(torch.tensor([0, 2, 1])).tolist() == [5, 1, *own.tolist()]
