@@ -18,12 +18,11 @@ from spectrace.engine.checkpoint import DraftCheckpoint, read_head
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.spec import GqaSpec
 from spectrace.replay.finding import Finding
-from spectrace.replay.vocabulary import lint_table, rebuilt_table, vocabulary
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.fingerprint import file_fingerprint, tensor_fingerprint
 from spectrace.tracer.trace import Trace
 
-__all__ = ["LoadedWeights", "lint_table", "loaded_weights", "rebuilt_table", "vocabulary"]
+__all__ = ["LoadedWeights", "loaded_weights"]
 
 _Held: TypeAlias = Callable[[str, Tensor], str | None]
 

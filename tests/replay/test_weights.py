@@ -15,7 +15,8 @@ from torch import Tensor
 from spectrace.engine.checkpoint import DraftCheckpoint, build_draft, read_draft, read_head, weight_fingerprints
 from spectrace.engine.draft import DraftModel
 from spectrace.replay.finding import Finding
-from spectrace.replay.weights import LoadedWeights, lint_table, loaded_weights, rebuilt_table, vocabulary
+from spectrace.replay.vocabulary import lint_table, rebuilt_table, vocabulary
+from spectrace.replay.weights import LoadedWeights, loaded_weights
 from spectrace.tracer.fingerprint import tensor_fingerprint
 from spectrace.tracer.keys import Keys
 from spectrace.tracer.manifest import create_trace
