@@ -573,15 +573,16 @@ def test_the_real_repair_at_a_temperature_is_the_mean_over_several_draws(
 
     monkeypatch.setattr(FakeStage, "repaired", repaired)
     warm = replace(a_seed("N1"), serving=Serving(sampling=Sampling(1.0, 70)))
-    for seed, draws, mean in ((warm, 4, 4.5), (a_seed("N1"), 1, 3.0)):
+    few = replace(pairs["toy"], draws=0)
+    for seed, pair, draws, mean in ((warm, pairs["toy"], 4, 4.5), (a_seed("N1"), few, 1, 3.0), (warm, few, 0, None)):
         served.clear()
         (folder := tmp_path / str(draws)).mkdir()
         other = Recorded(1.0, {"received": [(2,)]})
-        run, _ = judged(monkeypatch, folder, seed, pairs["toy"], other, a_diagnosis(a_cause("N1")))
-        assert (run.real, run.real_runs, len(set(served))) == (mean, draws, draws)
-        assert seed.serving.sampling.seed in served
-    page = render(json.loads(json.dumps(document([replace(run, real_runs=4)], command="", secs=0.0))))
-    assert "| chains, greedy | N1 v | 1 | 1.500 | 2.000 | 3.000 (4) |" in page
+        run, _ = judged(monkeypatch, folder, seed, pair, other, a_diagnosis(a_cause("N1")))
+        assert (run.real, run.real_runs, len(set(served))) == (mean, draws, max(draws, 1))
+        assert seed.serving.sampling.seed in served and (run.error is None) == (not draws)
+    page = render(json.loads(json.dumps(document([replace(run, real=3.0, real_runs=4)], command="", secs=0.0))))
+    assert "| N1 v | 1 | 1.500 | 2.000 | 3.000 (4) |" in page
 
 
 def test_the_edit_that_a_diagnosis_prints_is_tried_on_the_folder_that_is_wrong(

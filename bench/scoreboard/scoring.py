@@ -295,6 +295,7 @@ def _predictions(scored: Sequence[Run]) -> dict[str, Any]:
     return {
         **_errors(named),
         "not_foretold": sum(run.predicted is None for run in named),
+        "not_measured": sum(run.real is None for run in named),
         "greedy": _errors([run for run in named if run.greedy]),
         "other": _errors([run for run in named if not run.greedy]),
     }

@@ -82,6 +82,8 @@ class Stage:
 
         At a temperature it is itself drawn, so there are several, the seed's own draws first.
         """
+        if not (seed.greedy or pair.draws):
+            return None, 0
         servings = redrawn(seed.serving, pair.draws)
         found = [self.repaired(replace(seed, serving=one), pair, left=left).acceptance for one in servings]
         known = [acceptance for acceptance in found if acceptance is not None]
