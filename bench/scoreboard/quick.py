@@ -15,7 +15,7 @@ _CLEAN = {
     ("analytic", "trees"), ("toy", "chunked prefill"), ("toy", "temperature 1"), ("toy", "drawn drafts"),
     ("toy", "undertrained"), ("toy", "fixed window"), ("smollm2", "as it is"),
 }  # fmt: skip
-_IDLE = {("N1", "analytic"), ("N3", "analytic"), ("R3", "analytic")}  # no norm, and not every theta, matters there
+_IDLE = {("R3", "analytic")}  # not every theta matters there
 _SHARE, _FEWEST = 2, 10  # of the prompts one in so many, but not fewer
 
 

@@ -78,7 +78,7 @@ class Seed:
     @property
     def greedy(self) -> bool:
         """Whether nothing is drawn or rounded, so that what a repair brings can be foretold exactly."""
-        return not self.serving.sampling.temperature and self.dtype == "float32"
+        return Way(self.serving, self.dtype).greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,8 @@ def applies(pair: Pair, serving: Serving, ranks: Ranks = (1, 1)) -> str:
 def draw(number: int, pair: Pair) -> list[Seed]:
     """The seeded faults of a pair, single ones first."""
     single = [seed for id in IDS if id in pair.ids for seed in _single(number, pair, id)]
-    chosen = draw_rng(number, pair, "stacks").sample(STACKS, pair.stacked)
+    stacks = [ids for ids in STACKS if {*ids} <= {*pair.ids}]
+    chosen = draw_rng(number, pair, "stacks").sample(stacks, min(pair.stacked, len(stacks)))
     return single + [seed for ids in chosen if (seed := _stacked(number, pair, ids))]
 
 
@@ -123,8 +124,8 @@ def _single(number: int, pair: Pair, id: str) -> Iterator[Seed]:
     for kind in kinds:
         option = rng.choice([option for option in found if option.kind == kind])
         yield Seed(
-            (id,), option.variant, pair.name, number, kind, served.serving, _asked(number, pair), option.switched,
-            option.edit, ranks=_ranks(pair, id), dtype=served.dtype, alike=_alike(pair, id, option),
+            (id,), option.variant, pair.name, number, kind, served.serving, _asked(number, pair, served),
+            option.switched, option.edit, ranks=_ranks(pair, id), dtype=served.dtype, alike=_alike(pair, id, option),
         )  # fmt: skip
 
 
@@ -147,15 +148,15 @@ def _is_possible(pair: Pair, option: Option, serving: Serving, ranks: Ranks) -> 
 
 def _stacked(number: int, pair: Pair, ids: tuple[str, ...]) -> Seed | None:
     """Two at once, both in the engine."""
-    serving = plain(number, pair, "stacks")
-    if applies(pair, replace(serving, faults=ids)):
+    served = Way(plain(number, pair, "stacks"))
+    if applies(pair, replace(served.serving, faults=ids)):
         return None
-    return Seed(ids, "stacked", pair.name, number, "engine", serving, _asked(number, pair), ids)
+    return Seed(ids, "stacked", pair.name, number, "engine", served.serving, _asked(number, pair, served), ids)
 
 
-def _asked(number: int, pair: Pair) -> Prompts:
-    """The same prompts for all of a pair, so that repaired runs can be shared."""
-    return pair.ask(draw_rng(number, pair, "prompts"), pair.count)
+def _asked(number: int, pair: Pair, served: Way) -> Prompts:
+    """The same prompts for all of a pair, so that repaired runs can be shared; more where chance has a say."""
+    return pair.ask(draw_rng(number, pair, "prompts"), pair.count * (1 if served.greedy else max(pair.draws, 1)))
 
 
 # In which ways an id can be seeded

@@ -22,6 +22,11 @@ class Way:
     serving: Serving
     dtype: str = "float32"
 
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing is drawn or rounded, so that what a repair brings can be foretold exactly."""
+        return not self.serving.sampling.temperature and self.dtype == "float32"
+
 
 def way(name: str, serving: Serving, rng: random.Random) -> Way:
     """These settings, served in one of the ways."""

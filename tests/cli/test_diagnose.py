@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -115,7 +114,7 @@ def test_the_edit_comes_before_what_it_rests_on() -> None:
     page = _page(FAULT)
     words = _words(page)
     assert page.startswith("FAULT: 2 links are broken\n")
-    order = ["WHAT TO EDIT", "Three readings", "What the draft's input held", "What speculation is worth", "Notes"]
+    order = ["WHAT TO EDIT", "Notes", "Three readings", "What the draft's input held", "What speculation is worth"]
     places = [words.index(one) for one in ("1. The first slot is missing", *order)]
     assert places == sorted(places)
     assert "eagle_aux_hidden_state_layer_ids to [0, 3, 16]" in words and "[with]" in words
@@ -136,7 +135,7 @@ def test_a_command_is_printed_as_it_is_to_be_run() -> None:
 def test_a_long_command_is_broken_between_its_words_only() -> None:
     words = ["spectrace", "run", "--prompts", "PROMPTS", "--out", "NEW_TRACE", "--draft", "/x/my --draft of --it's"]
     page = _page(replace(FAULT, causes=(replace(CAUSE, command=shlex.join(words)),), next_command=""))
-    shown = page[page.index("spectrace run") : page.index("Three readings")]
+    shown = page[page.index("spectrace run") : page.index("Notes")]
     assert " \\\n    --draft" in shown and shlex.split(shown.replace("\\\n", "")) == words
 
 
@@ -312,17 +311,3 @@ def test_decoding_without_a_draft_is_not_urged_where_most_rounds_were_cut(whole:
     one = replace(FAULT, coverage={"rounds": {"whole": whole, "cut": 12}})
     words = _words(_page(one))
     assert ("1.049 is below the break-even length" in words) == urged and f"rounds whole {whole}, cut 12" in words
-
-
-@pytest.mark.parametrize("which", ["trace", "reference"])
-def test_an_unsealed_trace_is_no_silent_ground(
-    spectrace: Say, diagnosed: tuple[Path, Called], tmp_path: Path, which: str
-) -> None:
-    trace, called = diagnosed
-    called["answer"] = _plain(Verdict.HEALTHY)
-    torn = shutil.copytree(trace, tmp_path / "torn")
-    (torn / "SEAL").unlink()
-    given = (torn,) if which == "trace" else (trace, "--reference", torn)
-    words = _words(spectrace("diagnose", *given).out)
-    assert f"- the {which} " in words and "torn is unsealed" in words and f"{which} sealed no" in words
-    assert "is unsealed" not in _words(spectrace("diagnose", trace).out)

@@ -382,3 +382,11 @@ def test_a_draft_that_is_worse_than_what_was_served_is_not_urged(healthy: Trace,
     found = told(healthy, worse)
     assert (found.verdict, found.causes) == (Verdict.INSUFFICIENT, ())
     assert any("the folder that is meant" in note for note in found.notes)
+
+
+def test_an_unsealed_trace_is_no_silent_ground(healthy: Trace, tmp_path: Path) -> None:
+    torn = shutil.copytree(healthy.folder, tmp_path / "torn")
+    (torn / "SEAL").unlink()
+    found = told(Trace.open(torn))
+    assert found.causes == () and any("torn is unsealed" in note for note in found.notes)
+    assert not any("is unsealed" in note for note in told(healthy).notes)
