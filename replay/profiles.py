@@ -170,7 +170,9 @@ GENERIC = Profile("an unknown engine", _IDS, _DEFAULT_WIRING, _SWITCHES, {}, kno
 def profile_of(manifest: Mapping[str, Any]) -> Profile:
     """The profile of the engine that a trace's manifest names; a generic one that knows no code where there is none."""
     name = str(manifest.get("engine") or "")
-    return PROFILES.get(name) or replace(GENERIC, engine=name or GENERIC.engine)
+    found = PROFILES.get(name) or replace(GENERIC, engine=name or GENERIC.engine)
+    target = (manifest.get("target") or {}).get("path")
+    return replace(found, serve=found.serve.replace("TARGET", shlex.quote(target))) if target else found
 
 
 def fix_wiring(

@@ -249,3 +249,8 @@ def test_an_unknown_engine_is_said_to_be_one(tmp_path: Path) -> None:
     edit = _wired(profile, who="engine", draft=draft)
     assert "no profile of this engine" in edit.text and "--wiring" not in edit.text and not edit.command
     assert "no profile of this engine" in fix_hand_off(profile, "M1", "").text
+
+
+def test_a_command_that_serves_names_the_target_that_served() -> None:
+    profile = profile_of({"engine": "spectrace", "target": {"path": "/x/my target"}})
+    assert shlex.split(profile.serve)[:4] == ["spectrace", "run", "--target", "/x/my target"]
