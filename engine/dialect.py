@@ -6,6 +6,7 @@ Layer ids are converted to boundaries here and nowhere else.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import Tensor
 
@@ -120,8 +121,12 @@ def _read_gqa(fields: Fields, width: int) -> GqaSpec:
     return spec
 
 
-def scaled_like(spec: DraftSpec, target: Fields) -> DraftSpec:
-    """A draft with theta and scaling of RoPE as a target's config has them, and the softmax scale that goes with it."""
+def scaled_like(spec: DraftSpec, config: Mapping[str, object], where: Path) -> DraftSpec:
+    """A draft with theta and scaling of RoPE as a target's config has them, and the softmax scale that goes with it.
+
+    Raises UserError, saying where the config is from, for a scaling that no draft has.
+    """
+    target = Fields(where, config)
     rope, attention = _read_rope(target, interleaved=spec.rope.interleaved), spec.attention
     if isinstance(attention, MlaSpec):
         attention = replace(attention, softmax_scale=_softmax_scale(target))

@@ -21,7 +21,6 @@ from spectrace.engine.checkpoint import (
 )
 from spectrace.engine.dialect import Wiring, scaled_like
 from spectrace.engine.draft import DraftModel
-from spectrace.engine.fields import Fields
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, IdMap, MlaSpec, RopeKind, RopeSpec, Stream
 from spectrace.replay.compare import COARSE_TOLERANCE, TOLERANCE
 from spectrace.replay.configuration import Configuration, Slot
@@ -77,7 +76,7 @@ class Case:
         found = [] if self.served_spec is None else [self.served_spec]
         for config in _configs(self.trace):
             with suppress(UserError):  # of a kind that no draft has
-                found.append(scaled_like(self.checkpoint.spec, Fields(self.trace.folder, config)))
+                found.append(scaled_like(self.checkpoint.spec, config, self.trace.folder))
         return tuple(found)
 
     @property

@@ -7,7 +7,7 @@ tokens are accepted and a wrong wiring costs acceptance.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -181,3 +181,14 @@ def new_draft() -> Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]:
 def write_draft() -> Callable[..., Path]:
     """`write_draft(folder, config, tensors)` saves a draft as a trainer would."""
     return _save_draft
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """One Ray cluster for every deployment: the one there is, or one that ends with the session."""
+    from spectrace.engine.cluster import ensure_cluster, stop_cluster
+
+    own = ensure_cluster(None)
+    yield
+    if own:
+        stop_cluster()

@@ -64,16 +64,6 @@ def alone(hf_model: Callable[[str], Any]) -> Callable[..., list[int]]:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[None]:
-    """One Ray cluster for every deployment of the session."""
-    from spectrace.engine.cluster import start_cluster, stop_cluster
-
-    start_cluster()
-    yield
-    stop_cluster()
-
-
-@pytest.fixture(scope="session")
 def pair_of(
     cluster: None, target_of: Callable[..., Path], draft_of: Callable[..., Path]
 ) -> Iterator[Callable[..., Deployment]]:

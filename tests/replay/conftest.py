@@ -10,7 +10,6 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from spectrace.engine.cluster import ensure_cluster, stop_cluster
 from spectrace.engine.deployment import Deployment, Serving
 from spectrace.engine.sampling import Sampling
 from spectrace.tracer.rows import Level
@@ -49,15 +48,6 @@ def prompts() -> list[list[int]]:
     """Eight prompts of unequal length."""
     generator = torch.Generator().manual_seed(3)
     return [torch.randint(0, 96, (length,), generator=generator).tolist() for length in _LENGTHS]
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[None]:
-    """One Ray cluster for all pairs here: the one there is, or one that ends with the session."""
-    own = ensure_cluster(None)
-    yield
-    if own:
-        stop_cluster()
 
 
 @pytest.fixture(scope="session")
