@@ -171,7 +171,7 @@ PAIRS: Mapping[str, Callable[[Path], Pair]] = {
     ),
     "toy_one_slot": lambda _: _toy("toy_one_slot", "one-slot", ("M2", "W1", "W2", "R4", "D1"), ("as it is",)),
     "fitted": lambda folder: _fitted(
-        folder, "fitted", "whole", ("W7", "N2", "V3", "P1", "P2", "T2"), ("as it is", "two ranks", "drawn drafts")
+        folder, "fitted", "whole", ("W7", "N1", "N2", "V3", "P1", "P2", "T2"), ("as it is", "two ranks", "drawn drafts")
     ),
     "fitted_one_slot": lambda folder: _fitted(folder, "fitted_one_slot", "one-slot", ("M2", "M3"), ("as it is",)),
 }  # fmt: skip
