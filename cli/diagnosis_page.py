@@ -258,12 +258,8 @@ def _speed_lines(worth: Mapping[str, Any]) -> Iterator[str]:
     if worth.get("tokens_per_second") is None:
         return
     after = [(name, one["tokens_per_second"]) for name, one in (worth.get("after") or {}).items()]
-    told = "".join(f"; {speed:.1f} with {_repaired(name)}" for name, speed in after if speed is not None)
+    told = "".join(f"; {speed:.1f} with {name} repaired" for name, speed in after if speed is not None)
     yield f"Tokens per second of one request: {worth['tokens_per_second']:.1f} now{told}."
-
-
-def _repaired(name: str) -> str:
-    return name if name.endswith("repaired") else f"{name} repaired"
 
 
 def _break_even_lines(worth: Mapping[str, Any]) -> Iterator[str]:

@@ -4,7 +4,7 @@ Silence is how drafts break, so every tensor that is not used, every tensor that
 nobody reads is named in the report.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -239,9 +239,9 @@ def build_draft(
         raise UserError(f"{checkpoint.folder}: missing tensors {missing}; export the draft again, all of it")
     tensors = {"d2t": torch.zeros(spec.draft_vocab), **checkpoint.tensors}
     if not spec.own_embedding:
-        tensors["embedding.weight"] = _shared(checkpoint, "embedding", target, _EMBEDDINGS)
+        tensors["embedding.weight"] = _shared(checkpoint, "embedding", target, read_embedding)
     if not spec.own_head:
-        tensors["head.weight"] = _shared(checkpoint, "head", target, (*_HEADS, *_EMBEDDINGS))
+        tensors["head.weight"] = _shared(checkpoint, "head", target, read_head)
     dtypes = {name: torch.int64 if name == "d2t" else torch.float32 for name in tensors}
     model = DraftModel(spec)
     model.load_state_dict({name: tensor.to(dtypes[name]) for name, tensor in tensors.items()})
@@ -259,11 +259,11 @@ def weight_fingerprints(model: DraftModel) -> dict[str, str]:
     }
 
 
-def _shared(checkpoint: DraftCheckpoint, what: str, target: Path | None, names: tuple[str, ...]) -> Tensor:
+def _shared(checkpoint: DraftCheckpoint, what: str, target: Path | None, read: Callable[[Path], Tensor]) -> Tensor:
     spec, folder = checkpoint.spec, checkpoint.folder
     if target is None:
         raise UserError(f"{folder}: this draft shares the target's {what}; say where the target is (--target DIR)")
-    tensor = read_tensor(target, names)
+    tensor = read(target)
     expected = [spec.target_vocab, spec.width]
     if list(tensor.shape) != expected:
         raise UserError(

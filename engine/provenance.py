@@ -11,7 +11,7 @@ from typing import Any
 from spectrace.engine.checkpoint import DraftCheckpoint
 from spectrace.engine.dialect import Wiring
 from spectrace.engine.fields import read_config
-from spectrace.tracer.fingerprint import file_fingerprint
+from spectrace.tracer.fingerprint import file_fingerprints
 
 __all__ = ["describe_run"]
 
@@ -53,7 +53,7 @@ def describe_run(
             "path": str(target.absolute()),
             "architectures": config.get("architectures"),
             "config": config,
-            "fingerprints": _fingerprints(target),
+            "fingerprints": file_fingerprints(target, "*.safetensors"),
         },
         "draft": None if draft is None else _describe_draft(draft),
         "wiring": {
@@ -83,12 +83,8 @@ def _describe_draft(draft: DraftCheckpoint) -> dict[str, Any]:
         "spec": asdict(draft.spec),
         "report": {**{name: getattr(draft.report, name) for name in draft.report.__slots__}},
         "config": read_config(draft.folder),
-        "fingerprints": _fingerprints(draft.folder),
+        "fingerprints": file_fingerprints(draft.folder, "*.safetensors"),
     }
-
-
-def _fingerprints(folder: Path) -> dict[str, str]:
-    return {path.name: file_fingerprint(path) for path in sorted(folder.glob("*.safetensors"))}
 
 
 def _versions() -> dict[str, str | None]:

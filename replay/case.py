@@ -22,7 +22,7 @@ from spectrace.engine.checkpoint import (
 from spectrace.engine.dialect import Wiring, scaled_like
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, IdMap, MlaSpec, RopeKind, RopeSpec, Stream
-from spectrace.replay.compare import COARSE_TOLERANCE, TOLERANCE
+from spectrace.replay.compare import served_dtype, tolerance_of
 from spectrace.replay.configuration import Configuration, Slot
 from spectrace.replay.diagnosis import Diagnosis
 from spectrace.replay.texts import Text, read_texts
@@ -57,8 +57,7 @@ class Case:
     @property
     def dtype(self) -> torch.dtype:
         """The precision in which the engine served."""
-        found: torch.dtype = getattr(torch, str(self.trace.manifest.get("dtype", "float32")))
-        return found
+        return served_dtype(self.trace)
 
     @property
     def coarse(self) -> bool:
@@ -68,15 +67,14 @@ class Case:
     @property
     def tolerance(self) -> float:
         """How far two ways to compute one row may part, of the row's maximum."""
-        return COARSE_TOLERANCE if self.coarse else TOLERANCE
+        return tolerance_of(self.dtype)
 
     @property
     def other_ropes(self) -> tuple[DraftSpec, ...]:
         """The draft with RoPE as it was served, and as the target has it, as far as the trace says."""
         found = [] if self.served_spec is None else [self.served_spec]
-        for config in _configs(self.trace):
-            with suppress(UserError):  # of a kind that no draft has
-                found.append(scaled_like(self.checkpoint.spec, config, self.trace.folder))
+        with suppress(UserError):  # of a kind that no draft has
+            found.append(scaled_like(self.checkpoint.spec, _decoder_config(self.trace), self.trace.folder))
         return tuple(found)
 
     @property
@@ -115,11 +113,7 @@ def open_case(trace: Trace, checkpoint: DraftCheckpoint, target: Path | None) ->
             f"{trace.folder}: it holds {len(starts)} starts of the engine, each with requests numbered anew; expected "
             f"one: record again without a restart"
         )
-    dtype = getattr(torch, str(trace.manifest.get("dtype", "float32")), None)
-    if not isinstance(dtype, torch.dtype):
-        raise UserError(
-            f"{trace.folder}: dtype {trace.manifest.get('dtype')!r} in its manifest; expected one of torch's"
-        )
+    dtype = served_dtype(trace)
     if layers := _layers(trace):
         configured_wiring(checkpoint, layers)
     model, why = None, ""
@@ -192,18 +186,16 @@ def _shared(spec: DraftSpec, target: Path) -> Iterator[tuple[str, Tensor]]:
             yield "head", read_head(target)
 
 
-def _configs(trace: Trace) -> tuple[Mapping[str, Any], ...]:
-    """The target's config in the manifest, and the decoder's within it."""
-    config = (trace.manifest.get("target") or {}).get("config") or {}
-    return config, config.get("text_config") or {}
+def _decoder_config(trace: Trace) -> Mapping[str, Any]:
+    """The target's config in the manifest; of a multimodal class its decoder's, which it nests."""
+    config: Mapping[str, Any] = (trace.manifest.get("target") or {}).get("config") or {}
+    return config.get("text_config") or config
 
 
 def _layers(trace: Trace) -> int | None:
-    """How many layers the target has, by the config in the manifest; a multimodal class nests its decoder's."""
-    for held in _configs(trace):
-        if isinstance(held.get("num_hidden_layers"), int):
-            return int(held["num_hidden_layers"])
-    return None
+    """How many layers the target has, where the manifest tells."""
+    layers = _decoder_config(trace).get("num_hidden_layers")
+    return layers if isinstance(layers, int) else None
 
 
 def _wiring(manifest: Mapping[str, Any]) -> Wiring | None:

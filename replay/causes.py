@@ -61,7 +61,7 @@ class Readings:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
     """A broken link before its worth is known.
 
@@ -84,7 +84,7 @@ class Broken:
 
 def found_alone(case: Case, evidence: Evidence) -> list[Broken]:
     """What the trace shows by itself."""
-    return [_from_finding(case, evidence, finding, None) for finding in evidence.findings]
+    return [_from_finding(case, evidence, finding) for finding in evidence.findings]
 
 
 def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Broken]:
@@ -100,8 +100,8 @@ def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Bro
         and "vocabulary map" not in {step.link for step in trained.steps}
     )
     findings = [one for one in evidence.findings if not (one.variant == "checkpoint" and confirmed)]
-    found = [_from_finding(case, evidence, finding, readings) for finding in findings]
-    unsure = [_from_finding(case, evidence, one, readings) for one in (*evidence.doubts, *evidence.suspected)]
+    found = [_from_finding(case, evidence, finding) for finding in findings]
+    unsure = [_from_finding(case, evidence, one) for one in (*evidence.doubts, *evidence.suspected)]
     values = () if evidence.cast else (*_unknown_slots(case, readings), *_scaled(case, readings))
     for one in (*_wiring(case, readings), *values, *_computing(case, readings)):
         same = [other for other in found if other.proven and _is_same(other, one)]
@@ -112,7 +112,7 @@ def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Bro
             found.append(_joined(borne_out[0], one) if borne_out else one)
     # A table that cannot be rebuilt was held against no other: it is wrong where nothing else makes sense of the text.
     if trained is not None and not trained.surprise <= SURPRISED and rebuilt_table(case.checkpoint) is None:
-        found += [_from_finding(case, evidence, one, readings) for one in evidence.suspected]
+        found += [_from_finding(case, evidence, one) for one in evidence.suspected]
     return found
 
 
@@ -123,31 +123,34 @@ def _is_same(finding: Broken, reading: Broken) -> bool:
 
 
 def _joined(finding: Broken, reading: Broken) -> Broken:
-    """A finding that a reading confirms; what happened on the way to the draft, or between ranks, keeps its repair."""
-    return Broken(
-        finding.fault,
-        finding.variant or reading.variant,
-        finding.title,
-        (*finding.evidence, *reading.evidence),
-        finding.edit if finding.link == "wiring" else reading.edit,
-        max(finding.confidence, reading.confidence),
-        reading.link,
-        finding.alike,
-        reading.simulated,
-        reading.step,
+    """A finding that a reading confirms: of the two, the reading is what is run.
+
+    What happened on the way to the draft, or between ranks, keeps its repair.
+    """
+    return replace(
+        reading,
+        fault=finding.fault,
+        variant=finding.variant or reading.variant,
+        title=finding.title,
+        evidence=(*finding.evidence, *reading.evidence),
+        edit=finding.edit if finding.link == "wiring" else reading.edit,
+        confidence=max(finding.confidence, reading.confidence),
+        alike=finding.alike,
     )
 
 
-def _from_finding(case: Case, evidence: Evidence, finding: Finding, readings: Readings | None) -> Broken:
+def _from_finding(case: Case, evidence: Evidence, finding: Finding) -> Broken:
     """A finding's cause; positions and tables that are wrong can be run so, too."""
     step, link = _as_found(case, finding), LINK_OF.get(finding.fault, "")
+    of_the_draft = link in _OF_THE_DRAFT
+    edit = _draft_edit(case, evidence, finding, link) if of_the_draft else _engine_edit(case, finding)
     return Broken(
-        finding.fault,
-        finding.variant,
-        finding.title,
-        finding.evidence,
-        _draft_edit(case, evidence, finding, link) if link in _OF_THE_DRAFT else _engine_edit(case, finding),
-        finding.confidence,
+        fault=finding.fault,
+        variant=finding.variant,
+        title=finding.title,
+        evidence=finding.evidence,
+        edit=edit,
+        confidence=finding.confidence,
         link=link,
         alike=finding.alike,
         simulated=step is not None or finding.variant == "checkpoint",
@@ -177,13 +180,16 @@ def _draft_edit(case: Case, evidence: Evidence, finding: Finding, link: str) -> 
     """By who is wrong: the checkpoint itself, the copy that was served, or the engine that loaded it."""
     copied = bool(evidence.weights and evidence.weights.other_files)
     who: Who = "config" if finding.variant == "checkpoint" else "conversion" if copied else "engine"
+    right: object = "as the draft was trained" if who == "config" else "the checkpoint's"
+    if LINKS[link].in_config and case.configured:
+        right = LINKS[link].to_write(case.configured)
     return fix_switch(
         profile_of(case.trace.manifest),
         link,
         who=who,
         draft=case.checkpoint.folder,
         served=case.served_folder,
-        right="as the draft was trained" if who == "config" else "the checkpoint's",
+        right=right,
         now=f"not: {finding.title}",
     )
 
@@ -207,9 +213,16 @@ def _scaled(case: Case, readings: Readings) -> Iterator[Broken]:
     scaled = [match for match in readings.matches if match.held and match.scale != 1.0]
     if scaled:
         slots = ", ".join(f"{match.shown.slot} ({match.shown.best})" for match in scaled)
-        edit = fix_hand_off(profile_of(case.trace.manifest), "D2")
-        evidence = tuple(_slot_evidence(match) for match in scaled)
-        yield Broken("D2", "scaled", f"slots are multiplied: {slots}", evidence, edit, 0.95, "scale", simulated=False)
+        yield Broken(
+            fault="D2",
+            variant="scaled",
+            title=f"slots are multiplied: {slots}",
+            evidence=tuple(_slot_evidence(match) for match in scaled),
+            edit=fix_hand_off(profile_of(case.trace.manifest), "D2"),
+            confidence=0.95,
+            link="scale",
+            simulated=False,
+        )
 
 
 def _wrong_wiring(case: Case, readings: Readings, right: tuple[Slot, ...], wrong: tuple[Slot, ...], who: Who) -> Broken:
@@ -236,9 +249,15 @@ def _wrong_wiring(case: Case, readings: Readings, right: tuple[Slot, ...], wrong
     if who == "config":
         evidence.append(_trained_evidence(readings, "wiring"))
     return Broken(
-        fault, variant or who, f"{title}: {listed(wrong)} where {listed(right)} is right", tuple(evidence), edit,
-        0.99 if all(match.exact for match in readings.matches) else 0.9, "wiring", alike,
-    )  # fmt: skip
+        fault=fault,
+        variant=variant or who,
+        title=f"{title}: {listed(wrong)} where {listed(right)} is right",
+        evidence=tuple(evidence),
+        edit=edit,
+        confidence=0.99 if all(match.exact for match in readings.matches) else 0.9,
+        link="wiring",
+        alike=alike,
+    )
 
 
 def _slot_evidence(match: Match) -> str:
@@ -282,14 +301,14 @@ def _unknown_slots(case: Case, readings: Readings) -> Iterator[Broken]:
         said = said if everything else "another boundary than configured; which one is not known"
         told.append(f"slot {', '.join(str(match.shown.slot) for match in unknown)} holds {said}")
     yield Broken(
-        "D2" if everything else "W1",
-        "captured" if everything else "unknown",
-        "; ".join(told),
-        tuple(_slot_evidence(match) for match in readings.matches),
-        fix_hand_off(profile_of(case.trace.manifest), "D2" if everything else "W8"),
-        0.5,
-        "wiring",
-        ("W8", "W9") if everything else ("W2", "W3", "W4", "W5", "W6", "W8"),
+        fault="D2" if everything else "W1",
+        variant="captured" if everything else "unknown",
+        title="; ".join(told),
+        evidence=tuple(_slot_evidence(match) for match in readings.matches),
+        edit=fix_hand_off(profile_of(case.trace.manifest), "D2" if everything else "W8"),
+        confidence=0.5,
+        link="wiring",
+        alike=("W8", "W9") if everything else ("W2", "W3", "W4", "W5", "W6", "W8"),
         simulated=False,
     )
 
@@ -366,7 +385,14 @@ def _wrong_link(
     reading = readings.trained if who == "config" else readings.engine
     rivals = rivals_of(reading, step) if reading else ()
     alike = dict.fromkeys((*step.alike, *(rival.fault for rival in rivals)))
-    title = f"{step.link}: {link.read(wrong)}, where {link.read(right)} is right"
-    agreement = readings.engine.reproduced.agreement if readings.engine and who != "config" else 0.99
-    others = tuple(fault for fault in alike if fault != step.fault)
-    return Broken(step.fault, step.variant or who, title, evidence, edit, agreement, step.link, others, step=step)
+    return Broken(
+        fault=step.fault,
+        variant=step.variant or who,
+        title=f"{step.link}: {link.read(wrong)}, where {link.read(right)} is right",
+        evidence=evidence,
+        edit=edit,
+        confidence=readings.engine.reproduced.agreement if readings.engine and who != "config" else 0.99,
+        link=step.link,
+        alike=tuple(fault for fault in alike if fault != step.fault),
+        step=step,
+    )

@@ -12,10 +12,22 @@ from torch import Tensor
 
 from spectrace.replay.inputs import DepthRows, Int
 from spectrace.replay.replay import DepthOutput
+from spectrace.tracer.errors import UserError
+from spectrace.tracer.trace import Trace
 
-__all__ = ["COARSE_TOLERANCE", "STAGES", "TOLERANCE", "Comparison", "Drawn", "StageError", "row_error", "stage_errors"]
+__all__ = [
+    "STAGES",
+    "TOLERANCE",
+    "Comparison",
+    "Drawn",
+    "StageError",
+    "row_error",
+    "served_dtype",
+    "stage_errors",
+    "tolerance_of",
+]
 
-TOLERANCE, COARSE_TOLERANCE = 1e-3, 0.1  # of a row's maximum, in fp32 and below: far beyond what rounding does
+TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.1  # of a row's maximum, in fp32 and below: far beyond what rounding does
 STAGES = ("fused", "hidden", "state", "logits", "probability")
 
 
@@ -116,6 +128,20 @@ class Comparison:
         # NaN must win: a comparison that met one has not found the rows equal.
         worst = float(torch.nan_to_num(errors, nan=torch.inf).max())
         self._errors[stage] = max(self._errors.get(stage, 0.0), worst)
+
+
+def served_dtype(trace: Trace) -> torch.dtype:
+    """The precision in which an engine served, by the trace's manifest; UserError where it names none of torch's."""
+    name = str(trace.manifest.get("dtype", "float32"))
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise UserError(f"{trace.folder}: dtype {name!r} in its manifest; expected one of torch's")
+    return found
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """How far two ways to compute one row may part, of the row's maximum."""
+    return TOLERANCE if dtype == torch.float32 else _COARSE_TOLERANCE
 
 
 def stage_errors(rows: DepthRows, output: DepthOutput) -> Iterator[tuple[str, Tensor]]:

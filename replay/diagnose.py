@@ -25,7 +25,7 @@ from spectrace.replay.lab import read_drawn
 from spectrace.replay.ladder import Ladder, Trained, compare, target_choices, teacher_forced
 from spectrace.replay.plan import Plan, enough, make_plan
 from spectrace.replay.readings import Clock, EngineReading, Told, TrainedReading, read_engine, read_training
-from spectrace.replay.reference import check_reference, check_target, is_another, said_of
+from spectrace.replay.reference import is_another, is_of_this_target, is_this_target, said_of
 from spectrace.replay.repairs import foretell_repairs
 from spectrace.replay.texts import read_texts
 from spectrace.replay.trees import served_shape
@@ -88,17 +88,17 @@ def _with_truth(case: Case, reference: Trace | None) -> tuple[Case, Truth, list[
     if len(case.trace.rows("reference")):
         found.append((Recorded(case.trace, case.texts, case.texts), None))
     if reference is not None:
-        known, recorded = check_reference(case.trace, reference), _recorded(case, reference)
+        known, recorded = is_of_this_target(case.trace, reference), _recorded(case, reference)
         found.append((recorded, None if known else recorded.answered()))
     layers = case.layers
     if case.target is not None:
-        known, again = check_target(case.trace, case.target), Recomputed(case.target, dtype=case.dtype)
+        known, again = is_this_target(case.trace, case.target), Recomputed(case.target, dtype=case.dtype)
         found.append((again, None if known else again.answered(case.texts)))
         layers = again.layers
     sources = [source for source, answered in found if answered is None or not is_another(answered)]
     notes = [said_of(source.name, answered) for source, answered in found if answered is not None]
     if not any(isinstance(source, Recomputed) for source in sources):
-        case = replace(case, target=None)
+        case = open_case(case.trace, case.checkpoint, None)
     return case, Truth(case.texts, sources, layers), [note for note in notes if note]
 
 
@@ -141,30 +141,31 @@ class _Lab:
         plan = make_plan(served, self.truth, width=case.checkpoint.spec.target_width)
         foreteller = Foreteller(case.trace)
         readings = self._readings(served, plan, foreteller)
-        broken = broken_links(case, readings, evidence) if readings else found_alone(case, evidence)
-        if self.clock.skipped:  # what was found so far may be half of what there is, or a way to something else
-            broken = [one for one in broken if one.proven]
+        # What a search that was cut has found may be half of what there is, or a way to something else.
+        whole = readings is not None and not self.clock.skipped
+        broken = broken_links(case, readings, evidence) if readings and whole else found_alone(case, evidence)
         accepted = acceptance_of_rows(case.trace.rows("verified"), depth=foreteller.shape.depth)
         self.clock.tell("foretelling what repairs bring", 0, 1)
         true = None if evidence.lossy else readings
         repairs = foretell_repairs(true, broken, self._foretelling(readings), plan.foretelling, foreteller)
         causes = ranked(repairs.causes(broken, accepted.acceptance_length))
         lengths = [cause.predicted_acceptance for cause in causes]
-        gains = dict(zip([f"{name} repaired" for name in _names(causes)], lengths, strict=True))
+        gains = dict(zip(_names(causes), lengths, strict=True)) | ({"all": repairs.all} if len(causes) > 1 else {})
         return conclude(
             Outcome(
-                case,
-                evidence,
-                readings,
-                causes,
-                accepted,
-                repairs.all,
-                worth(case.trace, gains | ({"all repaired": repairs.all} if len(causes) > 1 else {})),
-                self._ladder(readings, plan),
-                self._coverage(served, plan, readings),
-                self._notes(readings),
-                self.clock,
-                tuple(broken),
+                case=case,
+                evidence=evidence,
+                truth=self.truth,
+                readings=readings,
+                broken=tuple(broken),
+                causes=causes,
+                served=accepted,
+                repaired=repairs.all,
+                worth=worth(case.trace, gains),
+                ladder=self._ladder(readings, plan),
+                coverage=self._coverage(served, plan, readings),
+                notes=self._notes(readings),
+                clock=self.clock,
             )
         )
 
@@ -210,7 +211,7 @@ class _Lab:
         if served is None:
             return None
         chosen = served.requests[np.isin(served.requests, plan.engine)]
-        found = read_engine(
+        return read_engine(
             configured,
             lambda at: computing(at, self.case.shared, self.case.other_ropes),
             [served.inputs(chosen)],
@@ -220,7 +221,6 @@ class _Lab:
             tolerance=self.case.tolerance,
             clock=self.clock,
         )
-        return found if len(found.configured.met) else None
 
     def _training(
         self, configured: Configuration, matches: Sequence[Match], plan: Plan, foreteller: Foreteller
@@ -236,9 +236,11 @@ class _Lab:
         if not (enough(choosing) and enough(confirming)):
             return None
 
+        rebuilt = rebuilt_table(self.case.checkpoint)
+
         def around(at: Configuration) -> Iterator[Hypothesis]:
             yield from computing(at, self.case.shared, self.case.other_ropes)
-            yield from mapping(at, rebuilt_table(self.case.checkpoint))
+            yield from mapping(at, rebuilt)
             yield from moving()
             for one in feeding(at, truth.layers or max(truth.known()), truth.known()):
                 if all(truth.has(slot) for slot in one.apply(at).wiring):

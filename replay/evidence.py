@@ -9,14 +9,13 @@ from spectrace.replay.finding import Finding
 from spectrace.replay.handoff import HandOff, hand_off
 from spectrace.replay.invariants import Invariants, invariants
 from spectrace.replay.links import LINK_OF
-from spectrace.replay.ranks import Ranks, ranks
+from spectrace.replay.ranks import ranks
 from spectrace.replay.vocabulary import lint_table, vocabulary
 from spectrace.replay.weights import LoadedWeights, loaded_weights
 
 __all__ = ["Evidence", "gather"]
 
 _TABLE = "vocabulary map"
-_DOUBT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,6 @@ class Evidence:
 
     hand_off: HandOff
     invariants: Invariants
-    ranks: Ranks
     weights: LoadedWeights | None
     findings: tuple[Finding, ...]
     compared: Mapping[str, int]
@@ -104,22 +102,18 @@ def gather(case: Case) -> Evidence:
         "received rows compared with emitted": handed.compared,
         "received rows equal": handed.equal,
         "tokens compared with the text": held.tokens,
+        "tokens fed deeper compared with drafts": held.drafted_tokens,
         "positions compared": held.positions + held.drafted_positions,
         "rows compared between ranks": sum(agreed.compared.values()),
         "loaded tensors compared": loaded.compared if loaded else 0,
         "pairs of draft id and token compared": mapped.pairs,
         "decisions of verification made again": decided.compared,
     }
-    unsure = [one for one in findings if _is_unsure(one)]
-    certain = tuple(one for one in findings if one not in unsure)
+    certain = tuple(one for one in findings if not one.doubt)
+    unsure = [one for one in findings if one.doubt]
     suspected = tuple(one for one in unsure if case.target is not None and LINK_OF.get(one.fault) == _TABLE)
-    doubts = (*agreed.doubts, *(one for one in unsure if one not in suspected))
-    return Evidence(handed, held, agreed, loaded, certain, compared, doubts, suspected)
-
-
-def _is_unsure(finding: Finding) -> bool:
-    """A cast that was not recognised, or a checkpoint's table by its looks."""
-    return finding.confidence <= _DOUBT and (finding.fault == "D1" or finding.variant == "checkpoint")
+    doubts = tuple(one for one in unsure if one not in suspected)
+    return Evidence(handed, held, loaded, certain, compared, doubts, suspected)
 
 
 def _one_table(findings: Sequence[Finding]) -> list[Finding]:
@@ -128,4 +122,5 @@ def _one_table(findings: Sequence[Finding]) -> list[Finding]:
         return []
     first = findings[0]
     evidence = tuple(line for one in findings for line in one.evidence)
-    return [replace(first, evidence=evidence, confidence=max(one.confidence for one in findings))]
+    sure, doubt = max(one.confidence for one in findings), all(one.doubt for one in findings)
+    return [replace(first, evidence=evidence, confidence=sure, doubt=doubt)]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spectrace.replay.inputs import places
+from spectrace.replay.inputs import places, runs_from_start
 from spectrace.replay.texts import Text
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
@@ -103,13 +103,9 @@ def blocks(found: Sequence[_Fed]) -> list[list[_Fed]]:
 
 def first_rows(rows: Rows, needed: Mapping[int, int]) -> list[tuple[int, Rows]]:
     """The first `needed` rows of each request, of those that have them all."""
-    found = []
-    for request, count in needed.items():
-        mine = rows.where(request=request)
-        mine = mine.take(np.argsort(mine["position"], kind="stable"))
-        if len(mine) >= count and (mine["position"][:count] == np.arange(count)).all():
-            found.append((request, mine.take(slice(0, count))))
-    return found
+    runs = runs_from_start(rows)
+    whole = [(request, count) for request, count in needed.items() if len(runs.get(request, ())) >= count]
+    return [(request, rows.take(runs[request][:count])) for request, count in whole]
 
 
 def became_text(reference: Rows, accepted: Rows) -> np.ndarray:

@@ -243,13 +243,13 @@ def _changed(search: HashSearch, *, unexplained: bool) -> list[Finding]:
     if not len(held):
         told.append("their values were not recorded, so what changed them is not known")
         title = "values are changed on their way to the draft"
-        return [Finding("D1", title, tuple(told), confidence=0.5, alike=("D2", "M3"))]
+        return [Finding("D1", title, tuple(told), confidence=0.5, alike=("D2", "M3"), doubt=True)]
     sample = held[np.unique(np.linspace(0, len(held) - 1, _SAMPLE).astype(np.int64))]
     cast = _cast(search, sample)
     if cast is None:
         told.append(f"the values of {len(sample)} of these rows were read: they are no cast of what was emitted")
         title = "values are changed on their way to the draft, by no cast that was tried"
-        return [Finding("D1", title, tuple(told), variant="other", confidence=0.5, alike=("D2", "M3"))]
+        return [Finding("D1", title, tuple(told), variant="other", confidence=0.5, alike=("D2", "M3"), doubt=True)]
     told += _cast_evidence(cast)
     title = f"features are cast through {cast.dtype} on their way to the draft"
     return [Finding("D1", title, tuple(told), variant=cast.variant, alike=("D2",) if "8" in cast.variant else ())]

@@ -5,11 +5,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.tree import Tree
-from spectrace.replay.compare import COARSE_TOLERANCE, TOLERANCE, Comparison, Drawn
+from spectrace.replay.compare import TOLERANCE, Comparison, Drawn, tolerance_of
 from spectrace.replay.expected import ExpectedWalk, drafts_were_drawn, expected_walk
 from spectrace.replay.inputs import Served, places, read_served
 from spectrace.replay.replay import replay_inputs
@@ -101,7 +100,7 @@ def replay_trace(
         len(served.requests),
         len(served.incomplete),
         expected,
-        TOLERANCE if next(model.parameters()).dtype == torch.float32 else COARSE_TOLERANCE,
+        tolerance_of(next(model.parameters()).dtype),
     )
 
 

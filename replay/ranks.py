@@ -17,6 +17,7 @@ from spectrace.replay.compare import row_error
 from spectrace.replay.finding import Finding
 from spectrace.replay.inputs import Int, places
 from spectrace.replay.pairing import Bool
+from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
@@ -36,13 +37,12 @@ values were recorded. Families whose tensors are alike are not in it."""
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """Of `compared` rows above rank 0, by family, `equal` are what rank 0 has. `rounding` families differ by no more
-    than sums in another order do. Of `doubts` it is not known whether they do."""
+    than sums in another order do; of a finding that is a doubt it is not known whether it does."""
 
     compared: Mapping[str, int]
     equal: Mapping[str, int]
     rounding: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
-    doubts: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,11 @@ def ranks(trace: Trace) -> Ranks:
     equal = {family: int((~one.any).sum()) for family, one in pairs.items()}
     apart = _apart(pairs)
     rounding = tuple(family for family in apart if _rounds(apart, family) and not pairs[family].tokens.any())
-    found = list(_between(trace, pairs, apart))
-    findings, doubts = (tuple(one for one, sure in found if sure is wanted) for wanted in (True, False))
-    return Ranks(compared, equal, rounding, findings, doubts)
+    return Ranks(compared, equal, rounding, tuple(_between(trace, pairs, apart)))
 
 
-def _between(trace: Trace, pairs: Mapping[str, _Pairs], apart: _Apart) -> Iterator[tuple[Finding, bool]]:
-    """What the ranks do not have alike, and whether it is more than a doubt."""
+def _between(trace: Trace, pairs: Mapping[str, _Pairs], apart: _Apart) -> Iterator[Finding]:
+    """What the ranks do not have alike."""
     emitted, received, drafted = (pairs.get(family) for family in _TENSOR)
     upstream = emitted is not None and (emitted.tokens.any() or not _rounds(apart, "emitted"))
     if emitted is not None and upstream:
@@ -167,7 +165,7 @@ def _sample(pairs: _Pairs, kind: str) -> Int:
     return held[np.unique(np.linspace(0, len(held) - 1, _SAMPLE).astype(np.int64))] if len(held) else held
 
 
-def _target(trace: Trace, emitted: _Pairs, received: _Pairs | None, apart: _Apart) -> Iterator[tuple[Finding, bool]]:
+def _target(trace: Trace, emitted: _Pairs, received: _Pairs | None, apart: _Apart) -> Iterator[Finding]:
     """Partial sums where features are far apart; other tokens where these are not."""
     differs = emitted.any
     told = [
@@ -183,13 +181,13 @@ def _target(trace: Trace, emitted: _Pairs, received: _Pairs | None, apart: _Apar
     title = "ranks of the target capture different features"
     error = apart.get("emitted", 0.0)
     if error is None:
-        yield Finding("W9", title, (*told, _UNREAD), confidence=0.5), False
+        yield Finding("W9", title, (*told, _UNREAD), confidence=0.5, doubt=True)
     elif error > _ROUNDING:
-        yield Finding("W9", title, tuple(told), confidence=0.9, masks=True), True
+        yield Finding("W9", title, tuple(told), confidence=0.9, masks=True)
         return
     if emitted.tokens.any():
         title = "ranks of the target come to different tokens"
-        yield Finding("Q1", title, tuple(told), variant="target", confidence=0.9), True
+        yield Finding("Q1", title, tuple(told), variant="target", confidence=0.9)
 
 
 def _sums(trace: Trace, emitted: _Pairs) -> list[str]:
@@ -220,17 +218,13 @@ def _sums(trace: Trace, emitted: _Pairs) -> list[str]:
 
 
 def _boundary(rows: Rows, boundary: int) -> Tensor | None:
-    from spectrace.tracer.errors import UserError
-
     try:
         return rows.tensor("boundaries", f"b{boundary}").float()
     except UserError:
         return None
 
 
-def _draft(
-    received: _Pairs, drafted: _Pairs, apart: _Apart, *, upstream: bool, handed: bool
-) -> Iterator[tuple[Finding, bool]]:
+def _draft(received: _Pairs, drafted: _Pairs, apart: _Apart, *, upstream: bool, handed: bool) -> Iterator[Finding]:
     """The first thing that the draft's ranks do not have alike.
 
     `upstream` says that the target's do not either, `handed` that these were compared: what they have alike is not
@@ -240,16 +234,16 @@ def _draft(
     if features.any() and not _rounds(apart, "received"):
         if not upstream:
             known = apart["received"] is not None or (handed and "emitted" not in apart)
-            yield _features(features, received.at(0), known), known
+            yield _features(features, received.at(0), known)
         return
     if tokens := _tokens(received, drafted):
-        yield tokens, True
+        yield tokens
         return
     if not drafted.tensors.any() or _rounds(apart, "drafted"):
         return
     known = apart["drafted"] is not None
     if known or not features.any():  # states made of rounded features are other states
-        yield _states(drafted, known), known
+        yield _states(drafted, known)
 
 
 def _states(drafted: _Pairs, known: bool) -> Finding:
@@ -261,7 +255,7 @@ def _states(drafted: _Pairs, known: bool) -> Finding:
     )
     title = "ranks of the draft compute different states from the same inputs"
     evidence = told if known else (*told, _UNREAD)
-    return Finding("Q4", title, evidence, confidence=0.5, alike=("Q2", "Q3"))
+    return Finding("Q4", title, evidence, confidence=0.5, alike=("Q2", "Q3"), doubt=not known)
 
 
 def _features(differs: Bool, at_zero: Bool, known: bool) -> Finding:
@@ -271,7 +265,7 @@ def _features(differs: Bool, at_zero: Bool, known: bool) -> Finding:
     )
     title = "ranks of the draft receive different features"
     evidence = told if known else (*told, _UNREAD)
-    return Finding("Q1", title, evidence, variant="features", confidence=0.8 if known else 0.5)
+    return Finding("Q1", title, evidence, variant="features", confidence=0.8 if known else 0.5, doubt=not known)
 
 
 def _tokens(received: _Pairs, drafted: _Pairs) -> Finding | None:

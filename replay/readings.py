@@ -18,7 +18,7 @@ from spectrace.replay.foretell import Foreteller, Foretold, acceptance_length
 from spectrace.replay.hypotheses import Hypothesis
 from spectrace.replay.inputs import DraftInputs
 from spectrace.replay.likelihood import Likelihood, likelihood, surprise
-from spectrace.replay.reproduce import NOTHING, Reproduced, reproduce
+from spectrace.replay.reproduce import Reproduced, reproduce
 from spectrace.replay.statistics import Interval, chance_of, paired_interval
 from spectrace.replay.truth import TrueText
 
@@ -87,11 +87,11 @@ def read_engine(
     coarse: bool,
     tolerance: float,
     clock: Clock,
-) -> EngineReading:
+) -> EngineReading | None:
     """Find the steps under which replay gives the answers that were served.
 
     Of steps that explain them alike, one is taken whose fault is `likely`: the trace shows it by itself. Where so few
-    are missed that chance may have missed them, or would find a step that meets them, the reading is of no answers.
+    are missed that chance may have missed them, or would find a step that meets them, there is no reading; nor of none.
     """
     enough = _EXPLAINED_COARSE if coarse else _EXPLAINED
 
@@ -99,6 +99,8 @@ def read_engine(
         return reproduce(configuration, blocks, drawn, tolerance=tolerance)
 
     base = run(configured)
+    if not len(base.met):
+        return None
     at, found, steps, rivals = configured, base, list[Hypothesis](), list[tuple[Hypothesis, ...]]()
     promising = False
     while found.agreement < enough and len(steps) < _STACK:
@@ -120,7 +122,7 @@ def read_engine(
     unsure = promising or not _surely_missed(found, 1 - enough)
     if found.agreement >= enough or (steps and unsure):
         return EngineReading(at, tuple(steps), base, found, True, tuple(rivals))
-    return EngineReading(configured, (), *((NOTHING if unsure else base),) * 2, False)
+    return None if unsure else EngineReading(configured, (), base, base, False)
 
 
 def _surely_missed(found: Reproduced, share: float) -> bool:
@@ -196,7 +198,7 @@ def read_training(
         at = there
         steps += [step for step, _ in way]
         rivals += [others for _, others in way]
-    surprised = surprise(at, confirmed_on)
+    surprised = surprise(at, confirmed_on) if steps else plain
     if steps and not surprised <= SURPRISED:
         undecided = _could_be(steps[0], surprised, plain)
         at, steps, rivals, surprised = configured, [], [], plain

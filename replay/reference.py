@@ -13,12 +13,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from spectrace.replay.compare import served_dtype
 from spectrace.replay.truth import Answered
 from spectrace.tracer.errors import UserError
-from spectrace.tracer.fingerprint import file_fingerprint
+from spectrace.tracer.fingerprint import file_fingerprints
 from spectrace.tracer.trace import Trace
 
-__all__ = ["check_reference", "check_target", "is_another", "said_of"]
+__all__ = ["is_another", "is_of_this_target", "is_this_target", "said_of"]
 
 _FEW = 3
 _PARTING = 0.05  # of greedy tokens: ties and rounding move fewer
@@ -33,7 +34,7 @@ class _Weights:
 
     @staticmethod
     def of(folder: Path) -> "_Weights":
-        return _Weights(folder, {path.name: file_fingerprint(path) for path in sorted(folder.glob("*.safetensors"))})
+        return _Weights(folder, file_fingerprints(folder, "*.safetensors"))
 
     @staticmethod
     def served(trace: Trace) -> "_Weights":
@@ -54,7 +55,7 @@ class _Weights:
         return dict(sorted(found.items(), key=lambda item: [part.zfill(6) for part in item[0].split(".")]))
 
 
-def check_target(trace: Trace, folder: Path) -> bool:
+def is_this_target(trace: Trace, folder: Path) -> bool:
     """Whether this folder is known to hold the target that was served; not known where no fingerprints are recorded.
 
     Raises UserError where it holds another: not only its boundaries would be wrong, but the embedding and the head that
@@ -62,23 +63,22 @@ def check_target(trace: Trace, folder: Path) -> bool:
     option away. Only a copy that holds the same in other files, or saved in the type that was served, is let through:
     by its tensors, if those that were served are still there to compare.
     """
-    found = _difference(_Weights.served(trace), _Weights.of(folder), _served_type(trace))
-    if found:
-        raise UserError(
-            f"{folder}: not the target that was served: {found}; give the folder that {trace.folder} was served with "
-            f"(--target DIR), or do without (--no-target)"
-        )
-    return found is not None
+    other = f"{folder}: not the target that was served"
+    advice = f"give the folder that {trace.folder} was served with (--target DIR), or do without (--no-target)"
+    return _is_known(trace, _Weights.of(folder), other, advice)
 
 
-def check_reference(trace: Trace, reference: Trace) -> bool:
+def is_of_this_target(trace: Trace, reference: Trace) -> bool:
     """Whether a reference is known to be of the target that was served; raises UserError where it is of another."""
-    found = _difference(_Weights.served(trace), _Weights.served(reference), _served_type(trace))
+    other = f"{reference.folder}: recorded from another target than {trace.folder}"
+    advice = "record a reference from the target that was served, or do without"
+    return _is_known(trace, _Weights.served(reference), other, advice)
+
+
+def _is_known(trace: Trace, given: _Weights, other: str, advice: str) -> bool:
+    found = _difference(_Weights.served(trace), given, served_dtype(trace))
     if found:
-        raise UserError(
-            f"{reference.folder}: recorded from another target than {trace.folder}: {found}; record a reference from "
-            f"the target that was served, or do without"
-        )
+        raise UserError(f"{other}: {found}; {advice}")
     return found is not None
 
 
@@ -98,11 +98,6 @@ def said_of(name: str, answered: Answered) -> str:
             f"taken for another, and none of its boundaries for true"
         )
     return ""
-
-
-def _served_type(trace: Trace) -> torch.dtype:
-    found: torch.dtype = getattr(torch, str(trace.manifest.get("dtype", "float32")))
-    return found
 
 
 def _difference(served: _Weights, given: _Weights, dtype: torch.dtype) -> str | None:

@@ -18,7 +18,7 @@ from spectrace.replay.inputs import DepthRows, DraftInputs, Int
 from spectrace.replay.likelihood import standing_for
 from spectrace.replay.replay import DepthOutput, replay_inputs
 
-__all__ = ["NOTHING", "Reproduced", "Stage", "reproduce"]
+__all__ = ["Reproduced", "Stage", "reproduce"]
 
 Bool = npt.NDArray[np.bool_]
 _PATTERN = 0.1
@@ -77,10 +77,6 @@ class Reproduced:
     def first_stage(self) -> Stage | None:
         """The first stage, in the order of the data's path, that parts from the record on more than a row in twenty."""
         return next((stage for stage in self.stages if stage.equal < 0.95 * stage.rows), None)
-
-
-NOTHING = Reproduced(*(np.empty(0, np.int64),) * 4, np.empty(0, np.bool_), ())
-"""Of no answers."""
 
 
 def reproduce(

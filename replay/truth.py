@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spectrace.replay.compare import served_dtype
 from spectrace.replay.configuration import Slot, View
 from spectrace.replay.features import became_text
 from spectrace.replay.inputs import Int, runs_from_start
@@ -157,7 +158,7 @@ class Recorded:
     """Reference rows: of the trace itself, or of another that holds the same prompts; `theirs` are its own texts."""
 
     def __init__(self, trace: Trace, texts: Mapping[int, Text], theirs: Mapping[int, Text]) -> None:
-        self.name, self.coarse = f"reference rows of {trace.folder}", _is_coarse(trace)
+        self.name, self.coarse = f"reference rows of {trace.folder}", served_dtype(trace) != torch.float32
         self._boundaries = {int(b) for facts in trace.writers.values() for b in facts.get("capture", ())}
         reference = trace.rows("reference", live=True, rank=0)
         reference = reference.take(reference.has("boundaries"))
@@ -186,10 +187,6 @@ class Recorded:
         greedy = [pair for pair in self._pairs if not any(text.temperature for text in pair)]
         equal = [(_shared(*pair) - len(pair[0].prompt), min(len(text.output) for text in pair)) for pair in greedy]
         return Answered(sum(min(same + 1, length) for same, length in equal), sum(same for same, _ in equal))
-
-
-def _is_coarse(trace: Trace) -> bool:
-    return str(trace.manifest.get("dtype", "float32")) != "float32"
 
 
 def _true_rows(mine: Text, theirs: Text) -> int:
@@ -317,7 +314,7 @@ class Delivered:
 
     def __init__(self, trace: Trace, wiring: Sequence[Slot], width: int) -> None:
         self.name = "what the draft was delivered, taken for its configured boundaries"
-        self.coarse = _is_coarse(trace)
+        self.coarse = served_dtype(trace) != torch.float32
         self.wiring, self.width = tuple(wiring), width
         rows = trace.rows("received", live=True, depth=0, rank=0)
         self._rows = rows.take(rows.has("features"))

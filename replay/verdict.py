@@ -11,6 +11,7 @@ from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
 from spectrace.replay.evidence import Evidence
 from spectrace.replay.ladder import Ladder
 from spectrace.replay.readings import SURPRISED, Clock
+from spectrace.replay.truth import Truth
 from spectrace.replay.worth import Worth
 from spectrace.tracer.acceptance import Acceptance
 
@@ -18,16 +19,19 @@ __all__ = ["Outcome", "conclude", "insufficient", "ranked", "record_again"]
 
 _MORE_TIME = 5  # times the budget, where it was too little
 _FAR_WORSE = 0.8  # of the served acceptance length
+_OFTEN_RIGHT = 0.5  # of first drafts
 _HIDING = "PMX"  # other weights, or other rows, than are meant: what is computed from them tells little else
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """Everything that a verdict rests on; `repaired` is the acceptance length with every named cause repaired."""
 
     case: Case
     evidence: Evidence
+    truth: Truth
     readings: Readings | None
+    broken: tuple[Broken, ...]
     causes: tuple[Cause, ...]
     served: Acceptance
     repaired: float | None
@@ -36,7 +40,6 @@ class Outcome:
     coverage: Mapping[str, Any]
     notes: tuple[str, ...]
     clock: Clock
-    broken: tuple[Broken, ...] = ()
 
     @property
     def untried(self) -> int:
@@ -124,7 +127,7 @@ def _beside(outcome: Outcome, *, unexplained: bool) -> list[str]:
 
 def _undecided(outcome: Outcome) -> list[str]:
     """Why it is not known what the draft was trained for, or what it was delivered."""
-    if not outcome.coverage.get("true boundaries from"):
+    if not outcome.truth.sources:
         return ["whether that is what the draft was trained on takes true boundaries"]
     return ["the answers of which true boundaries are known are too few or too short to tell what it was trained for"]
 
@@ -133,7 +136,9 @@ def _unexplained(outcome: Outcome) -> list[str]:
     """Inputs agree, outputs do not: said as closely as the trace allows."""
     assert outcome.readings and outcome.readings.engine
     found = outcome.readings.engine.configured
-    request, round_, position, depth = found.first_miss() or (-1, -1, -1, -1)
+    missed = found.first_miss()
+    assert missed
+    request, round_, position, depth = missed
     rates = ", ".join(f"{rate:.1%}" for rate in found.by_depth())
     lines = [
         f"replayed on the inputs that were recorded, the draft does not give the tokens that were served, and no "
@@ -156,7 +161,7 @@ def _how_good(outcome: Outcome) -> tuple[Verdict, list[str]]:
             return Verdict.OTHER_DATA, [
                 "the draft falls short of its trained accuracy on these texts, on true features"
             ]
-        if not _pays(served, worth):
+        if _pays(served, worth) is False:
             return Verdict.WEAK_DRAFT, ["the draft reaches its trained accuracy, and that is not enough to pay"]
         return Verdict.HEALTHY, ["the draft reaches its trained accuracy"]
     trained = outcome.readings.trained if outcome.readings else None
@@ -166,8 +171,8 @@ def _how_good(outcome: Outcome) -> tuple[Verdict, list[str]]:
             f"more than it expects to be surprised; run as trained, on data as trained, that is 0 or less",
             *_replayed(outcome),
         ]
-    verdict = Verdict.HEALTHY if _pays(served, worth) else Verdict.WEAK_DRAFT
-    return verdict, [_why(served, worth), *_replayed(outcome)]
+    verdicts = {True: Verdict.HEALTHY, False: Verdict.WEAK_DRAFT, None: Verdict.INSUFFICIENT}
+    return verdicts[_pays(served, worth)], [_why(served, worth), *_replayed(outcome)]
 
 
 def _replayed(outcome: Outcome) -> list[str]:
@@ -184,14 +189,15 @@ def _replayed(outcome: Outcome) -> list[str]:
 
 def _why(served: Acceptance, worth: Worth) -> str:
     """What a verdict of good or weak rests on."""
-    if served.mostly_cut:
+    if served.mostly_cut and not _pays(served, worth):
         return "most rounds were cut by the end of an answer, so whether acceptance pays is not known"
     if worth.break_even_acceptance is not None:
-        even, length = worth.break_even_acceptance, f"acceptance length {_said(served)}"
+        even, least = worth.break_even_acceptance, _least(served)
+        length = f"acceptance length {_said(least)}{' at least' if served.mostly_cut else ''}"
         if not _pays(served, worth):
             return f"{length} is below the break-even length, which is {even:.2f} at least"
         most = worth.break_even_at_most
-        if most is None or served.acceptance_length is None or served.acceptance_length < most:
+        if most is None or least is None or least < most:
             return f"{length} is above {even:.2f}, the least that the break-even length can be"
         return f"{length} is above the break-even length, which is {most:.2f} at most"
     first = served.conditional_rates[0] if served.conditional_rates else None
@@ -200,21 +206,26 @@ def _why(served: Acceptance, worth: Worth) -> str:
     )
 
 
-def _said(served: Acceptance) -> str:
-    return "-" if served.acceptance_length is None else f"{served.acceptance_length:.3f}"
+def _said(length: float | None) -> str:
+    return "-" if length is None else f"{length:.3f}"
 
 
-def _pays(served: Acceptance, worth: Worth) -> bool:
-    """Whether acceptance reaches the break-even length; where timings are missing, whether drafts are right at all."""
-    length = served.acceptance_length
-    if served.mostly_cut:
-        length = served.acceptance_untrimmed
-    if length is None:
-        return False
+def _pays(served: Acceptance, worth: Worth) -> bool | None:
+    """Whether acceptance reaches the break-even length; where timings are missing, whether drafts are right at all.
+
+    None where it does not, but is of so many rounds that were cut that it may.
+    """
+    length, first = _least(served), served.conditional_rates[0] if served.conditional_rates else None
     if worth.break_even_acceptance is not None:
-        return length >= worth.break_even_acceptance
-    first = served.conditional_rates[0] if served.conditional_rates else None
-    return first is not None and first >= 0.5
+        pays = length is not None and length >= worth.break_even_acceptance
+    else:
+        pays = first is not None and first >= _OFTEN_RIGHT
+    return pays or (None if served.mostly_cut else False)
+
+
+def _least(served: Acceptance) -> float | None:
+    """Acceptance length, or what it is at least where most rounds were cut."""
+    return served.acceptance_untrimmed if served.mostly_cut else served.acceptance_length
 
 
 def _next_command(outcome: Outcome, verdict: Verdict) -> str:

@@ -125,7 +125,8 @@ def lint_table(checkpoint: DraftCheckpoint, trace: Trace | None = None) -> tuple
             confidence = 0.9
         else:
             told.append(f"by its looks, {title}; but a right table may look so: --target tells, on texts enough")
-    return (Finding(fault, title, tuple(told), variant="checkpoint", confidence=confidence),)
+    doubt = confidence <= _LOOKS
+    return (Finding(fault, title, tuple(told), variant="checkpoint", confidence=confidence, doubt=doubt),)
 
 
 def rebuilt_table(checkpoint: DraftCheckpoint) -> Tensor | None:

@@ -19,7 +19,7 @@ from spectrace.engine.draft import DraftModel
 from spectrace.engine.spec import GqaSpec
 from spectrace.replay.finding import Finding
 from spectrace.tracer.errors import UserError
-from spectrace.tracer.fingerprint import file_fingerprint, tensor_fingerprint
+from spectrace.tracer.fingerprint import file_fingerprints, tensor_fingerprint
 from spectrace.tracer.trace import Trace
 
 __all__ = ["LoadedWeights", "loaded_weights"]
@@ -87,7 +87,7 @@ def _held(trace: Trace) -> _Held:
 
 def _other_files(trace: Trace, checkpoint: DraftCheckpoint) -> bool | None:
     served: Mapping[str, str] = (trace.manifest.get("draft") or {}).get("fingerprints") or {}
-    given = {path.name: file_fingerprint(path) for path in checkpoint.folder.glob("*.safetensors")}
+    given = file_fingerprints(checkpoint.folder, "*.safetensors")
     return None if not served else sorted(served.values()) != sorted(given.values())
 
 
@@ -133,7 +133,7 @@ def _findings(loaded: _Loaded) -> Iterator[Finding]:
     if "d2t" in left:
         left.remove("d2t")
         yield _table(loaded)
-    if 2 * len([name for name in left if name in own and name != "d2t"]) > len(own):
+    if 2 * len([name for name in left if name in own]) > len(own):
         yield loaded.finding("P6", "the draft that is served has other weights than the checkpoint", left)
         return
     norms = [name for name in left if name.startswith("fuse_norms.") and name not in loaded.recorded]

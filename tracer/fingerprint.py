@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128
 
 from spectrace.tracer.staging import bits_of
 
-__all__ = ["ROW_HASH", "WEIGHT_HASH", "file_fingerprint", "row_hashes", "tensor_fingerprint"]
+__all__ = ["ROW_HASH", "WEIGHT_HASH", "file_fingerprint", "file_fingerprints", "row_hashes", "tensor_fingerprint"]
 
 ROW_HASH: Final = "xxh3_64"
 WEIGHT_HASH: Final = "xxh3_128"
@@ -50,3 +50,8 @@ def file_fingerprint(path: Path | str) -> str:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def file_fingerprints(folder: Path, pattern: str) -> dict[str, str]:
+    """The fingerprint of each file of a folder that the pattern names, by its name, in order."""
+    return {path.name: file_fingerprint(path) for path in sorted(folder.glob(pattern))}

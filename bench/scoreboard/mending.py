@@ -48,9 +48,12 @@ def _run(command: str) -> bool:
     """Through a shell, as a user would: the quoting is part of the edit."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     shell = ["bash", "-c", command]
-    ran = subprocess.run(
-        shell, env={**os.environ, "PATH": path}, capture_output=True, timeout=_TIMEOUT_SECS, check=False
-    )
+    try:
+        ran = subprocess.run(
+            shell, env={**os.environ, "PATH": path}, capture_output=True, timeout=_TIMEOUT_SECS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
     return ran.returncode == 0
 
 

@@ -18,7 +18,7 @@ from scoreboard.edits import Edit
 from scoreboard.pairs import IDS, Pair, Prompts, draw_rng
 from scoreboard.ways import Way, plain, served_as, ways
 
-from spectrace.engine.checkpoint import read_draft, read_tensor
+from spectrace.engine.checkpoint import default_wiring, read_draft, read_head
 from spectrace.engine.deployment import Deployment
 from spectrace.engine.faults import FAULTS
 from spectrace.engine.serving import Serving
@@ -199,7 +199,7 @@ _DELIVERED: dict[str, Callable[[tuple[int, ...], int], tuple[int, ...]]] = {
     "W1": lambda wiring, _: edits.early(wiring),
     "W2": edits.late,
     "W3": edits.lose_first,
-    "W4": lambda _, layers: (2, layers // 2, layers - 3),
+    "W4": lambda _, layers: default_wiring(layers),
     "W5": lambda wiring, _: wiring[::-1],
     "W6": lambda wiring, _: edits.first_twice(wiring),
 }
@@ -275,8 +275,7 @@ def _of_tensors(pair: Pair, id: str, drawn: int) -> Iterator[Edit]:
             for part in ("attention", "fc", "norm", "mlp"):
                 yield _fresh(part, drawn)
         case "P2" if spec.own_head and spec.width == spec.target_width:
-            heads = ("lm_head.weight", "model.embed_tokens.weight")
-            yield Edit("head is the target's", lambda d: edits.target_head(d, read_tensor(pair.target, heads)))
+            yield Edit("head is the target's", lambda draft: edits.target_head(draft, read_head(pair.target)))
         case "P3" if spec.own_embedding:
             yield Edit("embedding as before training", lambda draft: edits.random_embedding(draft, drawn))
         case "P4":

@@ -280,6 +280,16 @@ def test_without_fingerprints_a_target_that_answers_otherwise_is_not_taken_for_t
     assert "--target" in found.next_command
 
 
+def test_a_target_that_is_taken_for_another_lends_no_weights(healthy: Trace, tmp_path: Path) -> None:
+    sharing = shutil.copytree(DRAFT, tmp_path / "sharing")
+    tensors = load_file(sharing / "model.safetensors")
+    del tensors["embed_tokens.weight"]
+    save_file(tensors, sharing / "model.safetensors")
+    found = told(Retold(healthy._found), sharing, target=other_target(tmp_path / "other", scale=0.5))
+    assert (found.verdict, found.coverage["draft tokens replayed"]) == (Verdict.INSUFFICIENT, 0)
+    assert any("shares the target's embedding" in note for note in found.notes)
+
+
 class Nameless(Trace):
     """A trace that lacks the ids of every so-manieth draft, as where an adapter does not see them."""
 
@@ -304,7 +314,13 @@ def test_drawn_drafts_whose_ids_were_not_recorded_are_left_out(every: int, recor
 def test_repairs_of_one_id_are_told_apart(record: Record) -> None:
     found = told(record("P1:attention", "P1:mlp"))
     assert [cause.fault for cause in found.causes] == ["P1", "P1"]
-    assert found.worth["after"].keys() == {"P1:attention repaired", "P1:mlp repaired", "all repaired"}
+    assert found.worth["after"].keys() == {"P1:attention", "P1:mlp", "all"}
+
+
+def test_a_norm_that_is_lost_in_memory_is_put_back_by_the_keys_that_mean_it(record: Record) -> None:
+    """Without features, fingerprints alone show it."""
+    [cause] = told(record("N2", level=Level.LIGHT)).causes
+    assert cause.fault == "N2" and "is right about fc_norm" in cause.fix and "per_slot" in cause.fix
 
 
 def test_a_trace_without_features_is_not_enough(record: Record) -> None:
@@ -350,8 +366,9 @@ def test_a_search_that_was_cut_short_names_nothing_but_what_the_trace_proves(
     assert found.coverage["hypotheses left untried for want of time"]
     assert (found.verdict, found.causes) == (Verdict.INSUFFICIENT, ()) and "--budget" in found.next_command
     assert "by value the slots hold (0, 3, 4)" in " ".join(found.notes)
-    [cause] = told(record("V4", "N3"), budget_secs=0.0).causes
-    assert cause.fault == "V4"
+    for proven, hidden in (("V4", "N3"), ("P4", "R3")):
+        [cause] = told(record(proven, hidden), budget_secs=secs).causes
+        assert cause.fault == proven
 
 
 def test_a_reference_of_the_first_tokens_only_decides_nothing(record: Record, tmp_path: Path) -> None:

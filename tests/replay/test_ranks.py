@@ -12,9 +12,10 @@ from torch import Tensor
 from spectrace.engine.checkpoint import build_draft, read_draft
 from spectrace.engine.deployment import Deployment, Serving
 from spectrace.engine.sampling import Sampling
+from spectrace.replay.finding import Finding
 from spectrace.replay.handoff import hand_off
 from spectrace.replay.invariants import invariants
-from spectrace.replay.ranks import ranks
+from spectrace.replay.ranks import Ranks, ranks
 from spectrace.replay.weights import loaded_weights
 from spectrace.tracer.keys import Keys
 from spectrace.tracer.manifest import create_trace
@@ -43,6 +44,11 @@ def split(
         yield record
 
 
+def parted(found: Ranks) -> tuple[list[Finding], list[Finding]]:
+    """What is sure, and what is a doubt."""
+    return [one for one in found.findings if not one.doubt], [one for one in found.findings if one.doubt]
+
+
 @pytest.mark.parametrize("shape", [*SHAPES, "drawn"])
 def test_ranks_of_a_clean_run_agree(shape: str, split: Callable[..., Trace], folders: tuple[Path, Path]) -> None:
     drawn = {"sampling": Sampling(1.0, seed=5, sampled_drafts=True)}
@@ -60,10 +66,9 @@ def test_ranks_of_a_clean_run_agree(shape: str, split: Callable[..., Trace], fol
 @pytest.mark.parametrize("shape", SHAPES)
 def test_partial_sums_are_named_and_what_follows_from_them_is_not(shape: str, split: Callable[..., Trace]) -> None:
     trace = split("W9", **SHAPES[shape])
-    said = ranks(trace)
-    [found] = said.doubts if shape == "light" else said.findings
-    assert found.fault == "W9" and found.masks == (shape != "light")
-    assert len(said.findings + said.doubts) == 1 and any("so do" in told for told in found.evidence)
+    [found] = ranks(trace).findings
+    assert (found.fault, found.masks, found.doubt) == ("W9", shape != "light", shape == "light")
+    assert any("so do" in told for told in found.evidence)
     summed = [told for told in found.evidence if "the sum over ranks" in told]
     assert len(summed) == (3 if shape in ("chain", "tree") else 0)
     assert hand_off(trace).findings == ()
@@ -128,26 +133,27 @@ def test_what_rounding_may_do_is_no_fault(level: Level, tmp_path: Path) -> None:
     rows, made = torch.randn(8, 4), torch.randn(8, 4)
     both, states = (rows, rounded(rows)), (made, rounded(made))
     found = ranks(two_ranks(tmp_path / "all", emitted=both, features=both, states=states, level=level))
-    assert found.findings == () and set(found.equal.values()) == {0}
-    assert [one.fault for one in found.doubts] == (["W9"] if level is Level.LIGHT else [])
+    sure, doubts = parted(found)
+    assert sure == [] and set(found.equal.values()) == {0}
+    assert [one.fault for one in doubts] == (["W9"] if level is Level.LIGHT else [])
     assert ("emitted" in found.rounding) == ("received" in found.rounding) == (level is not Level.LIGHT)
     found = ranks(two_ranks(tmp_path / "states", features=(rows, rows), states=states, level=level))
-    assert found.findings == () and [one.fault for one in found.doubts] == ([] if level is Level.FULL else ["Q4"])
+    sure, doubts = parted(found)
+    assert sure == [] and [one.fault for one in doubts] == ([] if level is Level.FULL else ["Q4"])
     assert found.rounding == (("drafted",) if level is Level.FULL else ())
-    assert all("--level full" in one.evidence[-1] for one in found.doubts)
+    assert all("--level full" in one.evidence[-1] for one in doubts)
 
 
 @pytest.mark.parametrize("level", Level)
 def test_features_that_are_far_apart_are_partial_sums_wherever_values_show_it(level: Level, tmp_path: Path) -> None:
     both, states = (torch.randn(8, 4), torch.randn(8, 4)), (torch.randn(8, 4), torch.randn(8, 4))
     found = ranks(two_ranks(tmp_path / "all", emitted=both, features=both, states=states, level=level))
-    [one] = found.doubts if level is Level.LIGHT else found.findings
-    assert one.fault == "W9" and len(found.findings + found.doubts) == 1
+    [one] = found.findings
+    assert one.fault == "W9" and one.doubt == (level is Level.LIGHT)
     # What the draft's ranks received says nothing of what the target's emitted unless it carries their hashes.
     fed = (both[0], both[0])
     found = ranks(two_ranks(tmp_path / "one", emitted=both, features=fed, states=fed, level=level))
-    assert [one.fault for one in found.findings] == (["W9"] if level is Level.FULL else [])
-    assert [one.fault for one in found.doubts] == ([] if level is Level.FULL else ["W9"])
+    assert [(one.fault, one.doubt) for one in found.findings] == [("W9", level is not Level.FULL)]
 
 
 @pytest.mark.parametrize("level", Level)
@@ -158,8 +164,8 @@ def test_features_that_part_behind_the_target_s_ranks_are_not_its_own(level: Lev
     found = ranks(two_ranks(tmp_path / "alike", emitted=alike, features=fed, states=fed, level=level))
     assert [(one.fault, one.variant) for one in found.findings] == [("Q1", "features")]
     found = ranks(two_ranks(tmp_path / "unknown", features=fed, states=fed, level=level))
-    told = found.doubts if level is Level.LIGHT else found.findings
-    assert [(one.fault, one.variant) for one in told] == [("Q1", "features")]
+    [one] = found.findings
+    assert (one.fault, one.variant, one.doubt) == ("Q1", "features", level is Level.LIGHT)
 
 
 def test_tokens_that_part_by_rounding_are_a_matter_of_tokens(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from spectrace.replay.reference import check_reference, check_target, is_another, said_of
+from spectrace.replay.reference import is_another, is_of_this_target, is_this_target, said_of
 from spectrace.replay.truth import Answered
 from spectrace.tracer.errors import UserError
-from spectrace.tracer.fingerprint import file_fingerprint
+from spectrace.tracer.fingerprint import file_fingerprints
 
 
 def weights() -> dict[str, Tensor]:
@@ -32,7 +32,7 @@ def saved(folder: Path, tensors: dict[str, Tensor], files: int = 1) -> Path:
 
 def trace_of(target: Path, dtype: str = "float32", *, prints: bool = True) -> Any:
     """A trace that was served with what this folder holds now."""
-    files = {path.name: file_fingerprint(path) for path in target.glob("*.safetensors")}
+    files = file_fingerprints(target, "*.safetensors")
     told = {"path": str(target), "fingerprints": files if prints else {}}
     return SimpleNamespace(folder=Path("T"), manifest=json.loads(json.dumps({"target": told, "dtype": dtype})))
 
@@ -44,10 +44,10 @@ def served(tmp_path: Path) -> Path:
 
 def test_the_target_that_was_served_is_known_by_its_files(served: Path, tmp_path: Path) -> None:
     trace = trace_of(served)
-    assert check_target(trace, served)
+    assert is_this_target(trace, served)
     (served / "consolidated.safetensors").write_bytes(b"the same once more, as some publish it")
-    assert check_target(trace, served)
-    assert check_reference(trace, trace_of(saved(tmp_path / "copied", weights())))
+    assert is_this_target(trace, served)
+    assert is_of_this_target(trace, trace_of(saved(tmp_path / "copied", weights())))
 
 
 def test_another_target_is_refused_by_its_first_tensors_in_the_order_of_layers(served: Path, tmp_path: Path) -> None:
@@ -55,9 +55,9 @@ def test_another_target_is_refused_by_its_first_tensors_in_the_order_of_layers(s
     other = saved(tmp_path / "other", changed)
     said = r"layers\.2\.up\.weight, model\.layers\.3\.up\.weight, model\.layers\.4\.up\.weight to begin with"
     with pytest.raises(UserError, match=rf"other: not the target that was served: .*{said}; .*--no-target"):
-        check_target(trace_of(served), other)
+        is_this_target(trace_of(served), other)
     with pytest.raises(UserError, match=rf"^T: recorded from another target than T: .*{said}"):
-        check_reference(trace_of(served), trace_of(other))
+        is_of_this_target(trace_of(served), trace_of(other))
 
 
 def test_where_the_served_weights_are_gone_the_files_that_differ_are_named(served: Path, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_where_the_served_weights_are_gone_the_files_that_differ_are_named(serve
     trace = trace_of(served)
     (served / "model-0-of-1.safetensors").unlink()
     with pytest.raises(UserError, match=r"model-0-of-1\.safetensors is not as it was"):
-        check_target(trace, other)
+        is_this_target(trace, other)
 
 
 def test_a_file_that_is_cut_is_named(served: Path, tmp_path: Path) -> None:
@@ -73,22 +73,22 @@ def test_a_file_that_is_cut_is_named(served: Path, tmp_path: Path) -> None:
     file = other / "model-0-of-1.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(UserError, match=r"model-0-of-1\.safetensors is not as it was"):
-        check_target(trace_of(served), other)
+        is_this_target(trace_of(served), other)
 
 
 def test_the_same_tensors_in_other_files_or_in_the_type_that_was_served_are_the_same_target(
     served: Path, tmp_path: Path
 ) -> None:
-    assert check_target(trace_of(served), saved(tmp_path / "in-three", weights(), files=3))
+    assert is_this_target(trace_of(served), saved(tmp_path / "in-three", weights(), files=3))
     cast = saved(tmp_path / "cast", {name: tensor.bfloat16() for name, tensor in weights().items()})
-    assert check_target(trace_of(served, "bfloat16"), cast)
+    assert is_this_target(trace_of(served, "bfloat16"), cast)
     with pytest.raises(UserError):
-        check_target(trace_of(served, "float32"), cast)
+        is_this_target(trace_of(served, "float32"), cast)
 
 
 def test_without_fingerprints_nothing_is_known_and_tokens_decide(served: Path) -> None:
-    assert not check_target(trace_of(served, prints=False), served)
-    assert not check_reference(trace_of(served), trace_of(served, prints=False))
+    assert not is_this_target(trace_of(served, prints=False), served)
+    assert not is_of_this_target(trace_of(served), trace_of(served, prints=False))
     assert "not known" in said_of("X", Answered(0, 0)) and not is_another(Answered(0, 0))
     assert said_of("X", Answered(200, 195)) == "" and not is_another(Answered(200, 195))
     assert "answers 120" in said_of("X", Answered(200, 120)) and is_another(Answered(200, 120))
