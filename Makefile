@@ -45,7 +45,7 @@ demo: target
 	$(VENV)/bin/spectrace demo
 
 test: check target
-	$(VENV)/bin/pytest -m "$(UNATTENDED)"
+	$(VENV)/bin/pytest -n 2 --dist loadfile -m "$(UNATTENDED)"
 
 # mypy knows nothing of the installed mapping spectrace.tracer -> tracer/, so it gets a folder that is laid out that way.
 check: setup

@@ -128,6 +128,12 @@ def _fit_head(folder: Path, target: Path) -> Path:
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tiny models are fastest so, and leave the machine to others."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> str:
     """Each family that is served through the same code."""

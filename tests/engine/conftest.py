@@ -17,12 +17,6 @@ _LENGTHS = (1, 2, 23, 9, 5, 17, 12, 3)
 _LIMITS = (40, 25, 9, 31, 18, 1, 40, 12)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Tiny models are fastest so, and leave the machine to others."""
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
     """Eight prompts of unequal length, all answered without an early loop."""
