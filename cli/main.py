@@ -19,7 +19,7 @@ from spectrace.tracer.errors import SpectraceError
 __all__ = ["cli", "main"]
 
 _EXTRA = ("ray", "transformers")
-_COMMANDS = ("demo", "run", "replay", "diagnose", "info", "check")
+_COMMANDS = ("demo", "run", "record", "replay", "diagnose", "info", "check")
 
 
 class _Lazy(click.Group):

@@ -231,6 +231,10 @@ class Recorder:
         """Declare rows that were left out on purpose, so that they are not taken for missing."""
         self._guard(family, rows, lambda: self._pump.lose(FAMILY[family].name, Reason.SAMPLED, rows))
 
+    def dropped(self, family: str, rows: int) -> None:
+        """Declare rows for which there was no room before they came to a verb."""
+        self._guard(family, rows, lambda: self._pump.lose(FAMILY[family].name, Reason.DROPPED, rows))
+
     @property
     def account(self) -> Account:
         """What became of the rows so far; rows still in the queue are in none of the counts."""

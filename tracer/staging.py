@@ -76,7 +76,9 @@ class _InFlight:
 
 
 def stage(value: object) -> Staged:
-    """Copy an array, sequence or tensor of any device; returns without waiting for a device."""
+    """Copy an array, sequence or tensor of any device; returns without waiting for a device. A copy is not copied."""
+    if isinstance(value, Bits | _InFlight):
+        return value
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         array = np.array(value)

@@ -59,7 +59,9 @@ class Trace:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        return self._found.manifest
+        """What decides the run: as it was known before it, and as the first writer that knows of its `run` adds."""
+        told = (writer.facts.get("run") for writer in self._writers)
+        return {**self._found.manifest, **next((run for run in told if isinstance(run, dict)), {})}
 
     @property
     def writers(self) -> dict[str, Mapping[str, Any]]:
