@@ -37,10 +37,11 @@ _PROMISED = (
     "accuracy is then measured on these texts."
 )
 _UNPARTED = (
-    f"{_NOTHING}: no fault was found. Acceptance is low because the draft is weak, because these texts are other than "
-    "those that it was trained on, or, beside what a round costs, because rounds are dear (deep drafts, large trees). "
-    "What training reported, step by step (--trained-accuracy 0.75,0.71,0.69), tells the first two apart."
+    f"{_NOTHING}: no fault was found. Either the draft is weak, or these texts are other than those that it was "
+    "trained on, or rounds cost more than they bring (deep drafts, large trees). What training reported, step by step "
+    "(--trained-accuracy 0.75,0.71,0.69), tells the first two apart."
 )
+_OTHERS = {"weights": "other weights"}  # beside those that are links of their own
 _NO_GAIN = 1.02
 _HARMLESS = "What is said below is wrong, but no gain is foretold here: make it right for its own sake, without haste."
 _TITLE = {
@@ -118,14 +119,12 @@ def _acceptance(diagnosis: Diagnosis) -> Iterator[Text]:
     even = diagnosis.worth.get("break_even_acceptance")
     if even is None or now >= even or _mostly_cut(diagnosis.coverage):
         return
-    stays = f", and {then:.3f} still is" if diagnosis.causes and then is not None and then < even else ""
-    line = (
-        f"{now:.3f} is below the break-even length of at least {even:.2f}{stays}: until that changes, decoding without "
-        "a draft is faster"
-    )
+    line = f"{now:.3f} is below the break-even length of at least {even:.2f}: decoding without a draft is faster"
     if plain := diagnosis.worth.get("plain_seconds_per_token"):
-        line += f", at {1 / plain:.1f} or more tokens per second for {now / even / plain:.1f} now"
+        line += f" (at least {1 / plain:.1f} tokens per second, now {now / even / plain:.1f})"
     yield Text(f"{line}.")
+    if diagnosis.causes and then is not None and then < even:
+        yield Text(f"Once repaired, {then:.3f} is below it still: serve without a draft until there is a better one.")
 
 
 def _mostly_cut(coverage: Mapping[str, Any]) -> bool:
@@ -141,7 +140,7 @@ def _cause(number: int, cause: Cause) -> Iterator[RenderableType]:
     facts = [f"Fault {name} of the catalogue; confidence {cause.confidence:.2f}."]
     if cause.alike:
         others = ", ".join(f"{id} ({LINK_OF[id]})" if id in LINK_OF else id for id in cause.alike)
-        facts.append(f"These data cannot tell it from {others}: repair one of them, and look again.")
+        facts.append(f"These data cannot tell it from {others}: make the edit below, and look again before any other.")
     now, then = cause.served_acceptance, cause.predicted_acceptance
     if now is not None:
         foretold = "not foretold" if then is None else f"{then:.3f}"
@@ -171,7 +170,7 @@ def _readings(readings: Mapping[str, Reading]) -> Iterator[RenderableType]:
         "was trained for, found by running it on true features. Where C and E agree and T differs, the config or "
         "checkpoint is wrong; where C and T agree and E differs, the engine is wrong."
     )
-    same = [link for link, one in readings.items() if link not in shown and len(_known(one)) > 1]
+    same = [_OTHERS.get(link, link) for link, one in readings.items() if link not in shown and len(_known(one)) > 1]
     said = f" No difference found in the draft's own {', '.join(same)}." if same else ""
     yield from _section("Three readings of each link", table, Text(legend + said, style="dim"))
 

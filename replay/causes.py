@@ -191,6 +191,7 @@ def _draft_edit(case: Case, evidence: Evidence, finding: Finding, link: str) -> 
         served=case.served_folder,
         right=right,
         now=f"not: {finding.title}",
+        stage=finding.stage,
     )
 
 

@@ -12,6 +12,7 @@ class Finding:
     `alike` are ids that these data cannot tell from it. `masks` says that what lies behind cannot be judged from what
     was received: hypotheses about the draft's inputs are not tried on it. `offsets` say how far rows of depth 1, 2 and
     so on stand beyond the text, where that is what it is about. A `doubt` is no cause by itself, and no health either.
+    `stage` is where in an engine's code it lies, if elsewhere than its link does.
     """
 
     fault: str
@@ -23,3 +24,4 @@ class Finding:
     masks: bool = False
     offsets: tuple[int, ...] = ()
     doubt: bool = False
+    stage: str = ""

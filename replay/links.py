@@ -81,7 +81,10 @@ ENGINE_LINKS: Mapping[str, EngineLink] = {
     ),
     "X1": EngineLink("rows", "pick each request's own rows: rows of two requests are exchanged on their way"),
     "X2": EngineLink("rows", "pick the rows that were accepted, not those beside them"),
-    "X3": EngineLink("rows", "leave out the rows that only fill a batch up: they are used as if they were text"),
+    "X3": EngineLink(
+        "rows",
+        "leave out rows that are no text, rejected by verification or there to fill a batch up: they are used as text",
+    ),
     "X4": EngineLink(
         "tree", "keep the accepted rows of a tree in the order of their path, in features and cache alike"
     ),

@@ -261,14 +261,16 @@ def fix_switch(
     served: Path | None,
     right: object,
     now: object,
+    stage: str = "",
 ) -> Edit:
     """Make a link read `right` where it reads `now`.
 
-    `switch` is a link's name, one of `profile.switches` or of what tensors decide. RoPE's scaling is best given as a
-    `RopeSpec` or as the mapping that the config holds; other readings as they are printed.
+    `switch` is a link's name, one of `profile.switches` or of what tensors decide; an engine that is wrong about it is
+    so at `stage`, by default where the link lies. RoPE's scaling is best given as a `RopeSpec` or as the mapping that
+    the config holds; other readings as they are printed.
     """
     if switch not in profile.switches:
-        return _fix_tensor(profile, switch, who, draft, served, right, now)
+        return _fix_tensor(profile, switch, who, draft, served, right, now, stage)
     if who == "conversion" and _same(draft, served):
         return _edited_since(profile, draft)
     link = profile.switches[switch]
@@ -280,7 +282,7 @@ def fix_switch(
     says = f"{link.title} has to be {_said(right)}, and is {_said(now)}"
     names = " and ".join(changes) or link.key
     if who == "engine":
-        where = _code(profile, link.code)
+        where = _code(profile, stage or link.code)
         return Edit(f"{draft / 'config.json'} is right about {names}: {says} in the engine. Look there: {where}")
     edit = Edit(f"in {folder / 'config.json'} set {names}: {says}")
     if changes:
@@ -340,13 +342,13 @@ def _place(config: Mapping[str, Any], key: str) -> str:
 
 
 def _fix_tensor(
-    profile: Profile, name: str, who: Who, draft: Path, served: Path | None, right: object, now: object
+    profile: Profile, name: str, who: Who, draft: Path, served: Path | None, right: object, now: object, stage: str
 ) -> Edit:
     """Links that tensors decide. `right` and `now` say what the tensor is and what it is to be."""
-    title, stage = _TENSORS.get(name, (name, "load"))
+    title, usual = _TENSORS.get(name, (name, "load"))
     says = f"{title} has to be {_said(right)}, and is {_said(now)}"
     if who == "engine":
-        return Edit(f"{draft} holds it right: {says} in the engine. Look there: {_code(profile, stage)}")
+        return Edit(f"{draft} holds it right: {says} in the engine. Look there: {_code(profile, stage or usual)}")
     if who == "config":
         return Edit(f"export {draft} again, from the run that trained it: {says} in its *.safetensors")
     copy = served or draft

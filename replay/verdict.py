@@ -198,7 +198,10 @@ def _why(served: Acceptance, worth: Worth) -> str:
             return f"{length} is below the break-even length, which is {even:.2f} at least"
         most = worth.break_even_at_most
         if most is None or least is None or least < most:
-            return f"{length} is above {even:.2f}, the least that the break-even length can be"
+            return (
+                f"{length} is above {even:.2f}, the least that the break-even length can be; whether it pays, this "
+                f"trace does not tell: serve once without a draft"
+            )
         return f"{length} is above the break-even length, which is {most:.2f} at most"
     first = served.conditional_rates[0] if served.conditional_rates else None
     return "no break-even length is known; of first drafts " + (

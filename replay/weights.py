@@ -123,7 +123,8 @@ class _Loaded:
         differ = f"{len(self.wrong)} of {len(self.ours)} tensors in memory are not the checkpoint's: {wrong}"
         absent = [name for name in names if name not in self.recorded]
         gone = (f"the engine holds no {', '.join(absent)}",) if absent else ()
-        return Finding(fault, title, (differ, *gone, *told), variant=variant, confidence=confidence, alike=alike)
+        evidence = (differ, *gone, *told)
+        return Finding(fault, title, evidence, variant=variant, confidence=confidence, alike=alike, stage="load")
 
 
 def _findings(loaded: _Loaded) -> Iterator[Finding]:

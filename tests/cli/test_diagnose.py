@@ -121,7 +121,7 @@ def test_the_edit_comes_before_what_it_rests_on() -> None:
     assert "1.049 now, 2.021 once all are repaired" in words
     assert "with this link alone repaired: 1.877" in words and "with this link alone repaired: not foretold" in words
     assert "Fault W3, variant config, of the catalogue; confidence 0.99." in words
-    assert "cannot tell it from R1 (positions), K1: repair one" in words
+    assert "cannot tell it from R1 (positions), K1: make the edit below" in words
 
 
 def test_a_command_is_printed_as_it_is_to_be_run() -> None:
@@ -302,8 +302,9 @@ def test_what_decoding_without_a_draft_brings_is_said_and_whether_the_repair_cha
 ) -> None:
     worth = {**FAULT.worth, "break_even_acceptance": 1.2, "plain_seconds_per_token": 0.08}
     words = _words(_page(replace(FAULT, worth=worth, served_acceptance=1.05, repaired_acceptance=after)))
-    assert "1.050 is below the break-even length of at least 1.20" in words and ("and 1.150 still is" in words) == still
-    assert "at 12.5 or more tokens per second for 10.9 now" in words
+    assert "1.050 is below the break-even length of at least 1.20" in words
+    assert "(at least 12.5 tokens per second, now 10.9)" in words
+    assert ("Once repaired, 1.150 is below it still" in words) == still
 
 
 @pytest.mark.parametrize(("whole", "urged"), [(13, True), (12, True), (11, False)])
