@@ -8,7 +8,7 @@ VENV_VLLM ?= .venv-vllm
 PACKAGES := tracer engine replay cli
 UNATTENDED := not gpu and not vllm and not sglang and not matrix
 
-.PHONY: help setup target demo test test-matrix check bench scoreboard scoreboard-quick scoreboard-thin test-lower test-install-vllm clean
+.PHONY: help setup target demo test test-matrix check bench scoreboard scoreboard-quick scoreboard-thin test-lower test-install-vllm test-vllm clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make scoreboard-thin    the same, and each trace again with less in it, into build/scoreboard-thin"
 	@echo "make test-lower         the tests at the lower bounds that pyproject.toml states, in $(VENV_LOWER)"
 	@echo "make test-install-vllm  installing spectrace beside vLLM changes no package there; in VENV_VLLM=$(VENV_VLLM)"
+	@echo "make test-vllm          real vLLM on the CPU recorded, checked, replayed and diagnosed; in VENV_VLLM=$(VENV_VLLM)"
 	@echo "make clean              remove environments, builds and caches"
 
 setup: $(VENV)/.ready
@@ -82,6 +83,10 @@ scoreboard-thin: target
 
 test-install-vllm:
 	bash tests/install_beside_vllm.sh $(VENV_VLLM)
+
+test-vllm: setup
+	bash tests/install_beside_vllm.sh $(VENV_VLLM) keep
+	SPECTRACE_VLLM=$(VENV_VLLM) $(VENV)/bin/pytest -m vllm
 
 clean:
 	rm -rf $(VENV) $(VENV_LOWER) $(VENV_VLLM) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

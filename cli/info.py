@@ -15,7 +15,7 @@ from spectrace.cli.options import PATH, as_json_option, print_json
 from spectrace.tracer.acceptance import Acceptance, acceptance_of_rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["info", "info_json", "render_info"]
+__all__ = ["info", "info_json", "render_info", "served_acceptance"]
 
 
 @click.command(name="info")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = ["Hook", "Hooks", "Watch"]
+__all__ = ["Hook", "Hooks", "Watch", "Watching"]
 
 log = logging.getLogger("spectrace.attach")
 
