@@ -22,7 +22,6 @@ from spectrace.tracer.staging import Staged
 __all__ = ["Forward", "Group", "Scribe", "Step"]
 
 Int = np.ndarray
-TopK = tuple[Staged, Staged]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,6 @@ class Forward:
     hidden: Staged | None = None
     state: Staged | None = None
     draft_tokens: Staged | None = None
-    logits: TopK | None = None
 
 
 @dataclass(slots=True)
@@ -72,7 +70,6 @@ class Step:
     slots: Staged | None = None
     slot_width: int | None = None
     targets: Staged | None = None
-    logits: TopK | None = None
     sampled: Staged | None = None
     last: Staged | None = None
     forwards: list[Forward] = field(default_factory=list)
@@ -320,8 +317,10 @@ def _offsets(lengths: Int) -> Int:
 
 
 def _targets(step: Step, rows: int) -> Int:
-    """The target's best token after each row; -1 where there are no logits: those are of the last row of each group,
-    and of all of its drafts."""
+    """The target's best token after each row; -1 where there are no logits.
+
+    There are of the last row of each group, and of all of its drafts.
+    """
     found: Int = np.full(rows, -1, np.int64)
     if step.targets is not None:
         ends = np.cumsum([group.rows for group in step.groups]).tolist()

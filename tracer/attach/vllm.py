@@ -1,8 +1,7 @@
 """vLLM, unmodified: found through its entry point `vllm.general_plugins`, hooked where its Python stays Python.
 
 `sample_tokens` of the V1 runner brackets a step: what the target computed is in `execute_model_state` before it, and
-verification and drafting happen within it. The draft's own methods are hooked on the class that was loaded. Shapes: B
-requests, T rows of the target's pass, D rows of the draft's first forward, V vocabulary.
+verification and drafting happen within it. The draft's own methods are hooked on the class that was loaded.
 """
 
 from __future__ import annotations
@@ -215,7 +214,7 @@ class _Capture:
         fused = yield
         self.features = delivered, self._copy(fused) if self.full else None
 
-    def forward(self, drafter_model: Any, arguments: Mapping[str, Any]) -> Watching:
+    def forward(self, _model: Any, arguments: Mapping[str, Any]) -> Watching:
         """One forward: its inputs are copied before it, since they lie in buffers that the next one writes into."""
         step = self.step
         if step is None or step.thin or arguments["input_ids"] is None:
