@@ -121,7 +121,8 @@ def _acceptance(diagnosis: Diagnosis) -> Iterator[Text]:
         return
     line = f"{now:.3f} is below the break-even length of at least {even:.2f}: decoding without a draft is faster"
     if plain := diagnosis.worth.get("plain_seconds_per_token"):
-        line += f" (at least {1 / plain:.1f} tokens per second, now {now / even / plain:.1f})"
+        without, served = (f"{speed:.1f}" for speed in (1 / plain, now / even / plain))
+        line += f" (at least {without} tokens per second, now {served})" if without != served else ""
     yield Text(f"{line}.")
     if diagnosis.causes and then is not None and then < even:
         yield Text(f"Once repaired, {then:.3f} is below it still: serve without a draft until there is a better one.")

@@ -37,6 +37,8 @@ class Recorded:
 def record(command: Sequence[str], folder: Path, *, level: Level) -> Recorded:
     """Run a command until it ends; whatever serves within it records into a new trace, which is sealed then.
 
+    Where nothing did, nothing is left in the folder.
+
     Signals that end this process are passed on, and the command is waited for. Raises UserError for a command that
     cannot be started, and where the folder is taken.
     """
@@ -51,9 +53,17 @@ def record(command: Sequence[str], folder: Path, *, level: Level) -> Recorded:
         raise UserError(f"{command[0]}: {error.strerror}; give the command that starts the server after --") from error
     with _passing_on(child):
         code = child.wait()
-    unsealed = seal_trace(folder)
     writers = tuple(path.name for path in writer_folders(folder))
-    return Recorded(code if code >= 0 else 128 - code, writers, tuple(unsealed))
+    if not writers:  # a trace of nothing would pass for a whole one
+        (folder / MANIFEST).unlink()
+        return Recorded(_as_shells_say(code), (), ())
+    unsealed = seal_trace(folder)
+    return Recorded(_as_shells_say(code), writers, tuple(unsealed))
+
+
+def _as_shells_say(code: int) -> int:
+    """What a child that a signal ended returns."""
+    return code if code >= 0 else 128 - code
 
 
 def _environment(own: Mapping[str, str], folder: Path, level: Level) -> dict[str, str]:

@@ -34,3 +34,4 @@ def test_where_nothing_attached_itself_that_is_an_error(tmp_path: Path) -> None:
         UserError, match=r"nothing was recorded: no process of .* \(exit code 0\) loaded spectrace's plugin"
     ):
         CliRunner().invoke(record, ["--out", str(tmp_path / "trace"), sys.executable, "-c", ""], catch_exceptions=False)
+    assert list((tmp_path / "trace").iterdir()) == [], "nothing that could pass for a trace"
