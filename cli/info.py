@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,39 @@ def info_json(trace: Trace) -> dict[str, Any]:
         "families": trace.families(),
         "acceptance": acceptance.to_json() if acceptance else None,
         "completeness": trace.account().to_json(),
+        "not recorded": _lacks(trace),
+        "notes": _notes(trace),
+        "hook_share": {name: status.share for name, status in trace.statuses.items() if status.share is not None},
     }
 
 
 def render_info(trace: Trace, acceptance: Acceptance | None) -> RenderableType:
     """The page a person reads."""
     title = Text(f"{trace.folder}  {'sealed' if trace.sealed else 'unsealed'}", style="bold")
-    return Group(title, _manifest(trace), _families(trace), _acceptance(acceptance))
+    return Group(title, *_loud(trace), _manifest(trace), _families(trace), _acceptance(acceptance), *_hooks(trace))
+
+
+def _lacks(trace: Trace) -> list[str]:
+    """What processes say of hooks that failed and steps that were lost."""
+    return [problem.message for problem in trace.problems if problem.kind in ("hook", "steps")]
+
+
+def _notes(trace: Trace) -> list[str]:
+    return list(dict.fromkeys(note for status in trace.statuses.values() for note in status.notes))
+
+
+def _loud(trace: Trace) -> Iterator[Text]:
+    for line in _lacks(trace):
+        yield Text(f"NOT RECORDED AS IT SHOULD BE  {line}", style="bold red")
+    for note in _notes(trace):
+        yield Text(f"note  {note}", style="yellow")
+
+
+def _hooks(trace: Trace) -> Iterator[Text]:
+    for name, status in trace.statuses.items():
+        if status.steps and status.share is not None:
+            took = f"hooks took {status.share:.1%} of the CPU time of the engine's thread"
+            yield Text(f"{name}: {status.steps.written} of {status.steps.began} steps written; {took}")
 
 
 def _manifest(trace: Trace) -> Table:

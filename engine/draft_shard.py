@@ -27,11 +27,9 @@ from spectrace.engine.sampling import Sampling
 from spectrace.engine.tree import Candidates, Growth, TreeShape
 from spectrace.tracer.keys import Keys
 from spectrace.tracer.recorder import Recorder
-from spectrace.tracer.rows import Level, Phase
+from spectrace.tracer.rows import TOP_K, Level, Phase
 
 __all__ = ["DraftServing", "DraftShard"]
-
-TOP_K = 16
 
 
 @dataclass(frozen=True, slots=True)

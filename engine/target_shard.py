@@ -30,11 +30,9 @@ from spectrace.engine.target import TargetModel, TargetRows
 from spectrace.engine.verification import Greedy, Sampled
 from spectrace.tracer.keys import Keys
 from spectrace.tracer.recorder import Recorder
-from spectrace.tracer.rows import Level, Phase
+from spectrace.tracer.rows import TOP_K, Level, Phase
 
 __all__ = ["TargetServing", "TargetShard"]
-
-TOP_K = 16
 
 
 @dataclass(frozen=True, slots=True)

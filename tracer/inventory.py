@@ -16,6 +16,7 @@ from spectrace.tracer.manifest import LEDGER, MANIFEST
 from spectrace.tracer.problem import Problem
 from spectrace.tracer.rows import FAMILIES, FAMILY, STREAMS, Stream
 from spectrace.tracer.segment import segment_name
+from spectrace.tracer.status import STATUS, Status
 
 __all__ = ["SegmentView", "WriterView", "inventory"]
 
@@ -49,6 +50,7 @@ class WriterView:
     facts: Mapping[str, Any]
     ledger: Ledger
     segments: Mapping[int, SegmentView]
+    status: Status | None
 
     def rows(self, family: str) -> int:
         """How many rows of a family it acknowledged."""
@@ -74,7 +76,8 @@ def inventory(folder: Path, root_digest: str, problems: list[Problem]) -> Writer
     problems.extend(_strays(folder, ledger, segments))
     problems.extend(_losses(folder.name, ledger))
     problems.extend(_silences(folder.name, facts, segments))
-    return WriterView(folder.name, facts, ledger, segments)
+    status = _status(folder, ledger, problems)
+    return WriterView(folder.name, facts, ledger, segments, status)
 
 
 def _facts(folder: Path, ledger: Ledger, root_digest: str) -> tuple[Mapping[str, Any], Problem | None]:
@@ -94,6 +97,26 @@ def _facts(folder: Path, ledger: Ledger, root_digest: str) -> tuple[Mapping[str,
         text = f"{MANIFEST} has hash {root_digest}, but {name} says it belongs to {facts.get('trace')}"
         return facts, Problem(MANIFEST, 0, "manifest", 0, text)
     return facts, None
+
+
+def _status(folder: Path, ledger: Ledger, problems: list[Problem]) -> Status | None:
+    """What the process says of its recording, and what it admits to lack; None where it says nothing."""
+    name, path = f"{folder.name}/{STATUS}", folder / STATUS
+    ended = ledger.records[ledger.records["kind"] == Kind.STATUS]
+    try:
+        data = path.read_bytes()
+        if len(ended) and (ended[0]["length"], ended[0]["digest"]) != (len(data), xxh3_64_intdigest(data)):
+            raise ValueError
+        status = Status.read(data)
+    except (FileNotFoundError, ValueError) as error:
+        if isinstance(error, ValueError) or len(ended):
+            problems.append(Problem(name, 0, "manifest", 0, f"{name} is not as it was written"))
+        return None
+    lacks = {"hook": status.failed_hooks(), "steps": status.lost_steps(over=bool(len(ended)))}
+    problems.extend(
+        Problem(name, 0, kind, 0, f"{folder.name}: {line}") for kind, lines in lacks.items() for line in lines
+    )
+    return status
 
 
 def _ledger_problems(writer: str, ledger: Ledger) -> Iterator[Problem]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeGuard
+
+import numpy as np
 
 from spectrace.tracer.rows import Phase
 
@@ -33,6 +35,11 @@ class Keys:
         """By their names in a trace; `node` is left out where it is the offset."""
         named = {name.rstrip("_"): getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in named.items() if value is not None}
+
+    def take(self, rows: np.ndarray) -> Keys:
+        """Those of some of the rows, by their places; `node` has to be given."""
+        taken = {name: np.asarray(one)[rows] for name in self.__slots__ if _is_column(one := getattr(self, name))}
+        return replace(self, **taken)
 
     def __len__(self) -> int:
         """The longest column; a shorter one is found out when the rows are prepared."""

@@ -52,6 +52,7 @@ class Kind(IntEnum):
     LOSS = 5  # rows that are not here; detail = family's place, reason = why
     ABANDON = 6  # a segment that ends at offset, without a footer, after an error
     SEAL = 7  # nothing follows
+    STATUS = 8  # the writer's status.json, as it ended
 
 
 class Reason(IntEnum):
@@ -150,7 +151,7 @@ def read_ledger(data: bytes) -> Ledger:
     ends = range(RECORD_BYTES, count * RECORD_BYTES + 1, RECORD_BYTES)
     crcs = np.fromiter((zlib.crc32(view[end - 64 : end - 4]) for end in ends), np.uint32, count)
     digests = np.fromiter((xxh3_64_intdigest(view[end - 64 : end]) for end in ends), np.uint64, count)
-    holds = (table["crc"] == crcs) & (table["version"] == VERSION) & (table["kind"] >= 1) & (table["kind"] <= 7)
+    holds = (table["crc"] == crcs) & (table["version"] == VERSION) & (table["kind"] >= 1) & (table["kind"] <= max(Kind))
     expected = np.concatenate([np.zeros(1, np.uint64), digests[:-1]]) if count else digests
     linked = (table["previous"] == expected) & (table["sequence"] == np.arange(count))
     damaged = np.flatnonzero(~(holds & linked))

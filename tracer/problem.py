@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["Problem"]
 
 # What an interrupted, overloaded or silent recorder leaves behind; every other kind means bytes were changed or lost.
-_INCOMPLETE: Final = frozenset({"torn", "lost", "silent", "behind"})
+_INCOMPLETE: Final = frozenset({"torn", "lost", "silent", "behind", "hook", "steps"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,8 @@ class Problem:
 
     Kinds of damage: manifest, seal, ledger, missing, cut, gap, trailing, stray, flipped. Not damage: torn (an
     unsealed tail nobody acknowledged), lost (dropped or failed while recording), silent (a writer's promised family
-    never came), behind (a rank's rows that another rank of its role has).
+    never came), behind (a rank's rows that another rank of its role has), hook (one that is not in place, failed or
+    never fired), steps (the engine counts other steps or rounds than were recorded).
     """
 
     segment: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -14,7 +14,9 @@ from typing import Final, Literal
 from spectrace.tracer.account import Account, FamilyAccount
 from spectrace.tracer.batching import Item, Prepared, prepare
 from spectrace.tracer.ledger import Reason
+from spectrace.tracer.manifest import render_json
 from spectrace.tracer.rows import FAMILIES, Family
+from spectrace.tracer.status import Status
 from spectrace.tracer.writer import FolderWriter
 
 __all__ = ["Pump"]
@@ -22,6 +24,7 @@ __all__ = ["Pump"]
 log = logging.getLogger("spectrace.tracer")
 
 _LONGEST_PAUSE_SECS: Final = 30.0
+_STATUS_SECS: Final = 2.0
 
 
 @dataclass(slots=True)
@@ -49,9 +52,11 @@ class Pump:
         queue_bytes: int,
         batch_bytes: int,
         batch_secs: float,
+        status: Callable[[], Status] | None = None,
     ) -> None:
         self.failure: str | None = None
         self._writer = writer
+        self._status, self._told_secs = status, -_STATUS_SECS
         self._fixed = fixed
         self._queue_bytes = queue_bytes
         self._batch_bytes = batch_bytes
@@ -142,6 +147,13 @@ class Pump:
             if pending.parts and now_secs - pending.born_secs >= self._batch_secs:
                 self._write(family)
         self._settle()
+        if self._status and now_secs - self._told_secs >= _STATUS_SECS:
+            self._told_secs = now_secs
+            with suppress(OSError):
+                self._tell(self._status)
+
+    def _tell(self, status: Callable[[], Status]) -> None:
+        self._writer.tell(render_json(status().to_json()))
 
     def _next(self) -> Item | _Flush | Literal[False] | None:
         """The next in the queue; False when a batch comes of age first."""
@@ -221,6 +233,8 @@ class Pump:
         self._not_before_secs = 0.0
         self._write_all()
         try:
+            if self._status:
+                self._tell(self._status)
             self._writer.seal()
         except Exception as error:
             self.failure = self.failure or f"the trace could not be sealed: {error}"

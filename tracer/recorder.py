@@ -24,6 +24,7 @@ from spectrace.tracer.manifest import manifest_hash
 from spectrace.tracer.pump import Pump
 from spectrace.tracer.rows import DRAFTED, EMITTED, FAMILY, RECEIVED, REFERENCE, REQUESTS, VERIFIED, Family, Level
 from spectrace.tracer.staging import stage
+from spectrace.tracer.status import Status
 from spectrace.tracer.writer import FolderWriter
 
 __all__ = ["Recorder", "writer_name"]
@@ -42,7 +43,8 @@ class Recorder:
 
     Arrays are numpy arrays, sequences or torch tensors of any device. In nullable columns a negative number, NaN or
     None is null. A call with `hash_only` keeps hashes and no tensors, whatever the level: for a rank that holds what
-    another one records. `strict` raises in the engine what is otherwise only logged and counted: for tests.
+    another one records. `strict` raises in the engine what is otherwise only logged and counted: for tests. `status` is
+    asked now and then, and at the end, on the recorder's own thread: what it says lies next to the rows.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Recorder:
         batch_secs: float = 0.2,
         segment_bytes: int = 2 << 30,
         strict: bool = False,
+        status: Callable[[], Status] | None = None,
     ) -> None:
         folder = Path(folder)
         own = {
@@ -84,6 +87,7 @@ class Recorder:
             queue_bytes=queue_bytes,
             batch_bytes=batch_bytes,
             batch_secs=batch_secs,
+            status=status,
         )
 
     def emitted(

@@ -27,6 +27,7 @@ __all__ = [
     "REQUESTS",
     "STREAMS",
     "TOKENS",
+    "TOP_K",
     "VERIFIED",
     "Column",
     "Family",
@@ -122,6 +123,8 @@ def numpy_dtype(kind: pa.DataType) -> np.dtype:
 
 U8, U16, U32, U64 = pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()
 I32, I64, F32, F64 = pa.int32(), pa.int64(), pa.float32(), pa.float64()
+TOP_K: Final = 16
+"""How many logits of a row are kept, the best."""
 POINTER: Final = pa.struct([pa.field(name, U32, nullable=False) for name in ("segment", "batch", "row")])
 HASHES: Final = pa.list_(pa.field("item", U64, nullable=False))
 TOKENS: Final = pa.list_(pa.field("item", I32, nullable=False))

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from spectrace.tracer.account import Account, FamilyAccount
+from spectrace.tracer.crosscheck import miscounts
 from spectrace.tracer.errors import TraceDamaged, UserError
 from spectrace.tracer.inventory import SegmentView
 from spectrace.tracer.ledger import Kind, Reason
@@ -20,6 +21,7 @@ from spectrace.tracer.problem import Problem
 from spectrace.tracer.rows import FAMILIES, FAMILY, Family
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.staging import as_tensor
+from spectrace.tracer.status import Status
 from spectrace.tracer.survey import Survey, survey
 from spectrace.tracer.verify import verify
 
@@ -69,13 +71,24 @@ class Trace:
         return {writer.name: writer.facts for writer in self._writers}
 
     @property
+    def statuses(self) -> dict[str, Status]:
+        """What each process that hooks an engine says of how it records, by its writer's name."""
+        return {writer.name: writer.status for writer in self._writers if writer.status}
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong, as far as ledgers and sizes of files tell."""
+        return self._found.problems
+
+    @property
     def sealed(self) -> bool:
         """The root seal is there and every writer is sealed."""
         return self._found.sealed
 
     def verify(self) -> list[Problem]:
         """Everything that is wrong, after hashing every byte of every file."""
-        return verify(self._found)
+        found = verify(self._found)
+        return found if any(problem.damage for problem in found) else [*found, *miscounts(self)]
 
     def rows(self, family: str, **equals: object) -> Rows:
         """Acknowledged rows, in recorded order, writer by writer; `depth=0`, `request=[3, 4]` and so on choose rows."""

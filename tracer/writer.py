@@ -20,6 +20,7 @@ from spectrace.tracer.ledger import Kind, LedgerWriter, Reason, Record
 from spectrace.tracer.manifest import LEDGER, MANIFEST, render_json, write_atomic
 from spectrace.tracer.rows import FAMILIES, STREAMS, Family, Stream
 from spectrace.tracer.segment import Extent, SegmentWriter, segment_name
+from spectrace.tracer.status import STATUS
 
 __all__ = ["FolderWriter", "Place"]
 
@@ -44,6 +45,7 @@ class FolderWriter:
         self._segments: dict[object, SegmentWriter] = {}
         self._next_number = 0
         self._owed: list[Record] = []
+        self._status = b""
         self._ledger = self._begin(facts)
 
     def write(self, family: Family, parts: Sequence[Prepared]) -> None:
@@ -71,6 +73,12 @@ class FolderWriter:
             self._ledger.append(self._owed)
             self._owed = []
 
+    def tell(self, status: bytes) -> None:
+        """Put the process's account of itself in the place of the last one."""
+        if status != self._status:
+            write_atomic(self._folder / STATUS, status)
+            self._status = status
+
     def seal(self) -> None:
         """Close every segment and end the ledger; raises if that cannot be done, and then nothing is sealed."""
         for key in list(self._segments):
@@ -78,7 +86,8 @@ class FolderWriter:
         self.settle()
         if not self._ledger.present:
             raise OSError(f"{self._folder / LEDGER} was deleted while recording")
-        self._ledger.append([Record(Kind.SEAL)])
+        told = [Record(Kind.STATUS, length=len(self._status), digest=xxh3_64_intdigest(self._status))]
+        self._ledger.append([*(told if self._status else []), Record(Kind.SEAL)])
 
     def release(self) -> None:
         """Give the files back, sealed or not."""

@@ -48,7 +48,7 @@ def test_the_page_names_every_column_and_tensor(family: Family) -> None:
 
 def test_numbers_in_files_never_change() -> None:
     assert LAYOUT.itemsize == RECORD_BYTES == 64
-    assert [kind.name for kind in Kind] == ["MANIFEST", "OPEN", "BATCH", "CLOSE", "LOSS", "ABANDON", "SEAL"]
+    assert [kind.name for kind in Kind] == ["MANIFEST", "OPEN", "BATCH", "CLOSE", "LOSS", "ABANDON", "SEAL", "STATUS"]
     assert {number: stream.name for number, stream in STREAMS.items()} == {
         0x100: "emitted",
         0x101: "emitted.slots",

@@ -17,6 +17,11 @@ LEVEL: Final = "SPECTRACE_LEVEL"
 def attach_vllm() -> None:
     """Our entry point of `vllm.general_plugins`: called in each of its processes, maybe more than once."""
     if os.environ.get(TRACE):
-        from spectrace.tracer.attach.vllm import attach
+        from spectrace.tracer.attach.session import refuse
 
-        attach()
+        try:
+            from spectrace.tracer.attach.vllm import attach
+
+            attach()
+        except Exception as error:
+            refuse("vLLM", error)

@@ -7,10 +7,11 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = ["Hook", "Hooks", "Watch", "Watching"]
+from spectrace.tracer.status import HookAccount
+
+__all__ = ["Hooks", "Watch", "Watching"]
 
 log = logging.getLogger("spectrace.attach")
 
@@ -19,34 +20,13 @@ Watch: TypeAlias = Callable[[Any, Mapping[str, Any]], Watching]
 """Told of a call before it happens, by the object and its arguments by name; sent the result after its one `yield`."""
 
 
-@dataclass(slots=True)
-class Hook:
-    """One hook's account: `refused` says why it is not in place, `failure` what first went wrong in it.
-
-    `secs` is the CPU time of the host's thread that it took.
-    """
-
-    name: str
-    refused: str = ""
-    calls: int = 0
-    failures: int = 0
-    failure: str = ""
-    secs: float = 0.0
-
-    def failed(self, error: BaseException) -> None:
-        self.failures += 1
-        if not self.failure:
-            self.failure = f"{type(error).__name__}: {error}"
-            log.error("spectrace: %s: %s; the server goes on, later failures are counted", self.name, self.failure)
-
-
 class Hooks:
     """The hooks of one process, by name."""
 
     def __init__(self) -> None:
-        self.placed: dict[str, Hook] = {}
+        self.placed: dict[str, HookAccount] = {}
 
-    def place(self, owner: Any, method: str, watch: Watch, *, needs: Sequence[str] = ()) -> Hook:
+    def place(self, owner: Any, method: str, watch: Watch, *, needs: Sequence[str] = ()) -> HookAccount:
         """Watch a method of a class, or a function of a module, once.
 
         It is left alone where it is not there, or lacks an argument of `needs`.
@@ -54,33 +34,46 @@ class Hooks:
         name = f"{owner.__name__}.{method}"
         if name in self.placed:
             return self.placed[name]
-        hook = self.placed[name] = Hook(name)
         original = getattr(owner, method, None)
         if original is None:
-            hook.refused = f"{owner.__name__} has no {method}"
-            return hook
+            return self.refuse(name, f"{owner.__name__} has no {method}")
         signature = inspect.signature(original)
         if lacking := [need for need in needs if need not in signature.parameters]:
-            hook.refused = f"{name}{signature} takes no {', '.join(lacking)}"
-            return hook
-        setattr(owner, method, _hooked(original, signature, watch, hook))
+            return self.refuse(name, f"{name}{signature} takes no {', '.join(lacking)}")
+        hook = self.placed[name] = HookAccount()
+        setattr(owner, method, _hooked(original, signature, watch, hook, name))
+        return hook
+
+    def refuse(self, name: str, why: str) -> HookAccount:
+        """Something that was to be hooked and is not."""
+        log.error("spectrace: %s is not hooked: %s; the server goes on", name, why)
+        hook = self.placed[name] = HookAccount(refused=why)
         return hook
 
 
-def _hooked(original: Any, signature: inspect.Signature, watch: Watch, hook: Hook) -> Any:
+def _hooked(original: Any, signature: inspect.Signature, watch: Watch, hook: HookAccount, name: str) -> Any:
     @functools.wraps(original)
     def hooked(*args: Any, **kwargs: Any) -> Any:
-        watching = _begin(signature, watch, hook, args, kwargs)
-        result = original(*args, **kwargs)
+        watching = _begin(signature, watch, hook, name, args, kwargs)
+        started = time.thread_time()
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            hook.host_secs += time.thread_time() - started
         if watching is not None:
-            _end(watching, hook, result)
+            _end(watching, hook, name, result)
         return result
 
     return hooked
 
 
 def _begin(
-    signature: inspect.Signature, watch: Watch, hook: Hook, args: Sequence[Any], kwargs: Mapping[str, Any]
+    signature: inspect.Signature,
+    watch: Watch,
+    hook: HookAccount,
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> Watching | None:
     started = time.thread_time()
     hook.calls += 1
@@ -94,21 +87,28 @@ def _begin(
     except StopIteration:
         return None
     except Exception as error:
-        hook.failed(error)
+        _failed(hook, name, error)
         return None
     finally:
         hook.secs += time.thread_time() - started
 
 
-def _end(watching: Watching, hook: Hook, result: Any) -> None:
+def _end(watching: Watching, hook: HookAccount, name: str, result: Any) -> None:
     started = time.thread_time()
     try:
         watching.send(result)
     except StopIteration:
         pass
     except Exception as error:
-        hook.failed(error)
+        _failed(hook, name, error)
     else:
         watching.close()
     finally:
         hook.secs += time.thread_time() - started
+
+
+def _failed(hook: HookAccount, name: str, error: BaseException) -> None:
+    hook.failures += 1
+    if not hook.failure:
+        hook.failure = f"{type(error).__name__}: {error}"
+        log.error("spectrace: %s: %s; the server goes on, later failures are counted", name, hook.failure)

@@ -7,7 +7,7 @@ logits, A slots, F target width, H draft width, S tokens sampled at most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,9 @@ from spectrace.tracer.attach.book import Book, Story
 from spectrace.tracer.keys import Keys
 from spectrace.tracer.recorder import Recorder
 from spectrace.tracer.rows import Phase
-from spectrace.tracer.staging import Staged
+from spectrace.tracer.staging import Bits, Staged
 
-__all__ = ["Forward", "Group", "Scribe", "Step"]
+__all__ = ["Forward", "Group", "Logits", "Scribe", "Step"]
 
 Int = np.ndarray
 
@@ -29,6 +29,7 @@ class Group:
     """One request in a step: `rows` of its text, the last `drafts` of them drafted.
 
     `fed` are its rows in the draft's first forward. `silent`: its prompt goes on, so nothing is sampled for it.
+    `filled`: its drafts are an engine's filling, which nobody drafted, and which the engine counts.
     """
 
     name: str
@@ -36,6 +37,16 @@ class Group:
     drafts: int = 0
     fed: int = 0
     silent: bool = False
+    filled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Of rows: the ids and values of the best [rows, k], and the logsumexp over all [rows]."""
+
+    ids: Staged
+    values: Staged
+    logsumexp: Staged
 
 
 @dataclass(slots=True)
@@ -49,14 +60,16 @@ class Forward:
     hidden: Staged | None = None
     state: Staged | None = None
     draft_tokens: Staged | None = None
+    logits: Logits | None = None
 
 
 @dataclass(slots=True)
 class Step:
     """What is None was not there to be seen. `met` says of new requests what a `Story` begins with, `left` are gone.
 
-    `tokens` and `positions` are [T], `slots` [T, A*F], `targets` [N] the best token of each row with logits, `sampled`
-    [B, S] with negative numbers behind what was accepted, `last` [B] the rows of the draft's first forward that answer.
+    `tokens` and `positions` are [T], `slots` [T, A*F], `targets` [N] the best token of each row with logits, which
+    `logits` are of, `sampled` [B, S] with negative numbers behind what was accepted, `last` [B] the rows of the draft's
+    first forward that answer.
     A `thin` step came when there was no room for its tensors: of it the book is kept, and its other rows are lost.
     """
 
@@ -70,6 +83,7 @@ class Step:
     slots: Staged | None = None
     slot_width: int | None = None
     targets: Staged | None = None
+    logits: Logits | None = None
     sampled: Staged | None = None
     last: Staged | None = None
     forwards: list[Forward] = field(default_factory=list)
@@ -169,8 +183,10 @@ class Scribe:
             self.target.dropped("emitted", len(tokens))
         else:
             self._emitted(step, at, tokens, positions, targets)
-        begun = [bool(story.output) for story in stories]  # else an engine filled a round up with what nobody drafted
-        cuts = [story.take(row, step.at_secs) or not was for story, row, was in zip(stories, valid, begun, strict=True)]
+        cuts = [
+            story.take(row, step.at_secs) or group.filled
+            for story, row, group in zip(stories, valid, groups, strict=True)
+        ]
         if self.scheduler:
             self._verified(step, at, tokens, positions, targets, cuts)
         for story, group, count, was_live in zip(stories, groups, at.counts.tolist(), at.live.tolist(), strict=True):
@@ -191,23 +207,27 @@ class Scribe:
         lengths = np.array([group.rows for group in at.groups])
         owners, nodes = np.repeat(np.arange(len(lengths)), lengths), _offsets(lengths)
         firsts = positions[np.cumsum(lengths) - lengths]
-        decodes = at.verifies | (firsts >= [len(story.prompt) for story in at.stories])
-        self.target.emitted(
-            at.keys(
-                owners,
-                step.number,
-                node=nodes,
-                position=positions,
-                phase=np.where(decodes, Phase.VERIFY, Phase.PREFILL)[owners],
-                round=np.where(at.verifies, at.rounds, -1)[owners],
-                live=at.live[owners],
-            ),
-            token=tokens,
-            slots=step.slots,
-            slot_width=step.slot_width,
-            target_token=targets,
-            hash_only=self.hash_only,
+        known = [len(story.prompt) + len(story.output) if story.output else np.inf for story in at.stories]
+        decodes = at.verifies | (firsts + 1 >= known)
+        keys = at.keys(
+            owners,
+            step.number,
+            node=nodes,
+            position=positions,
+            phase=np.where(decodes, Phase.VERIFY, Phase.PREFILL)[owners],
+            round=np.where(at.verifies, at.rounds, -1)[owners],
+            live=at.live[owners],
         )
+        for rows, logits in _by_logits(len(tokens), np.flatnonzero(targets >= 0), step.logits):
+            self.target.emitted(
+                keys.take(rows),
+                token=tokens[rows],
+                slots=_rows_of(step.slots, rows),
+                slot_width=step.slot_width,
+                target_token=targets[rows],
+                hash_only=self.hash_only,
+                **logits,
+            )
 
     def _verified(
         self, step: Step, at: _Passes, tokens: Int, positions: Int, targets: Int, cuts: Sequence[bool]
@@ -270,15 +290,18 @@ class Scribe:
             state=None if first else forward.inputs,
             hash_only=self.hash_only,
         )
-        self.draft.drafted(
-            keys,
-            draft_token=answers.spread(_optional(forward.draft_tokens)),
-            token=answers.spread(answers.token),
-            fused=forward.fused,
-            hidden=forward.hidden,
-            state=forward.state,
-            hash_only=self.hash_only,
-        )
+        draft_tokens, tokens = answers.spread(_optional(forward.draft_tokens)), answers.spread(answers.token)
+        for rows, logits in _by_logits(answers.rows, answers.answering, forward.logits):
+            self.draft.drafted(
+                keys.take(rows),
+                draft_token=None if draft_tokens is None else draft_tokens[rows],
+                token=None if tokens is None else tokens[rows],
+                fused=_rows_of(forward.fused, rows),
+                hidden=_rows_of(forward.hidden, rows),
+                state=_rows_of(forward.state, rows),
+                hash_only=self.hash_only,
+                **logits,
+            )
 
     def _request(self, story: Story, step: int) -> None:
         if self.scheduler is None:
@@ -307,6 +330,25 @@ def _array(staged: Staged) -> Int:
 
 def _optional(staged: Staged | None) -> Int | None:
     return None if staged is None else _array(staged)
+
+
+def _rows_of(staged: Staged | None, rows: Int) -> Staged | None:
+    """Some rows of a tensor; all of it, where it is all of them, without a copy."""
+    if staged is None or len(rows) == staged.shape[0]:
+        return staged
+    bits = staged.wait()
+    return Bits(bits.array[rows], bits.dtype)
+
+
+def _by_logits(rows: int, answering: Int, logits: Logits | None) -> Iterator[tuple[Int, dict[str, Any]]]:
+    """Rows without logits and, with them, the ones that have some; all at once where none were kept."""
+    if logits is None:
+        yield np.arange(rows), {}
+        return
+    if len(others := np.setdiff1d(np.arange(rows), answering)):
+        yield others, {}
+    ids, values, logsumexp = (one.wait() for one in (logits.ids, logits.values, logits.logsumexp))
+    yield answering, {"logits": (ids, values), "logsumexp": logsumexp.array}
 
 
 def _offsets(lengths: Int) -> Int:

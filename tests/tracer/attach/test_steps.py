@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,7 @@ def test_drafts_that_nobody_drafted_are_counted_as_the_engine_does_and_left_out_
     """vLLM fills the pass of a prompt of one token up with drafts of nobody, and counts them."""
     first = verify(0, "a", [20, -1, -1], first=0)
     first.met = {"a": {**KNOWN, "prompt": (20,)}}
+    first.groups = [replace(first.groups[0], filled=True)]
     found = acceptance_of_rows(
         written(tmp_path / "trace", first, verify(1, "a", [21, -1, -1], first=1)).rows("verified")
     )

@@ -1,0 +1,144 @@
+"""What an engine's thread copies while a step runs: one `Step` at a time, handed over when the step is over.
+
+The draft's own methods are the same for every runner of vLLM, and lie here; a runner adds where a step begins and
+ends. Everything here runs in the server's thread: it copies, and does nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from spectrace.tracer.attach.hooks import Watching
+from spectrace.tracer.attach.session import Session
+from spectrace.tracer.attach.steps import Forward, Logits, Step
+from spectrace.tracer.rows import TOP_K
+from spectrace.tracer.staging import Staged, bits_of, stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Capture", "begins", "text_positions"]
+
+
+class Capture:
+    """The step that is running, None between steps; `full` asks for all tensors."""
+
+    def __init__(self, session: Session, *, full: bool) -> None:
+        self.session, self.full = session, full
+        self.step: Step | None = None
+        self.nbytes = 0
+        self.features: tuple[Staged, Staged | None] | None = None
+        self.met: set[str] = set()
+        self.left: set[str] = set()
+        self.number = 0
+
+    def begin(self) -> Step:
+        """A new step; without its tensors where there is no room for them."""
+        self.number += 1
+        self.nbytes, self.features = 0, None
+        self.step = Step(self.number, time.time(), left=self._leaving(), thin=not self.session.room())
+        return self.step
+
+    def end(self, *, whole: bool) -> None:
+        """Hand the step over, unless something went wrong within it."""
+        step, self.step = self.step, None
+        if step is not None and whole:
+            self.session.put(step, self.nbytes)
+
+    def leave(self, names: Iterable[str], *, goes_on: bool) -> None:
+        """The engine has let go of requests; where no step follows at once, that is one of its own."""
+        self.left |= set(names)
+        if not goes_on and self.left:
+            self.begin()
+            self.end(whole=True)
+
+    def _leaving(self) -> tuple[str, ...]:
+        left, self.left = tuple(sorted(self.left)), set()
+        self.met -= set(left)
+        return left
+
+    def copy(self, tensor: Tensor) -> Staged:
+        """Of a tensor that the engine goes on using."""
+        return self._held(stage(tensor))
+
+    def kept(self, tensor: Tensor) -> Staged:
+        """Of a tensor that nobody else holds: without another copy where it is on the host already."""
+        return self._held(stage(tensor) if tensor.is_cuda else bits_of(tensor))
+
+    def _held(self, staged: Staged) -> Staged:
+        self.nbytes += staged.nbytes
+        return staged
+
+    def logits(self, logits: Tensor) -> Logits | None:
+        """The best of each row and the logsumexp of all, where everything is asked for."""
+        if not self.full:
+            return None
+        whole = logits.float()
+        top = whole.topk(min(TOP_K, whole.shape[-1]))
+        return Logits(self.kept(top.indices.int()), self.kept(top.values), self.kept(whole.logsumexp(-1)))
+
+    def combine_hidden_states(self, _model: Any, arguments: Mapping[str, Any]) -> Watching:
+        """What is delivered to the draft, and what fc makes of it."""
+        if self.step is None or self.step.thin:
+            return
+        delivered = self.copy(arguments["hidden_states"])
+        fused = yield
+        self.features = delivered, self.copy(fused) if self.full else None
+
+    def forward(self, _model: Any, arguments: Mapping[str, Any]) -> Watching:
+        """One forward: its inputs are copied before it, since they lie in buffers that the next one writes into."""
+        step = self.step
+        if step is None or step.thin or arguments["input_ids"] is None:
+            return
+        first = not step.forwards
+        rows = sum(group.fed for group in step.groups) if first else len(step.groups)
+        forward = Forward(
+            self.copy(arguments["input_ids"][:rows]), self.copy(text_positions(arguments["positions"])[:rows])
+        )
+        if first and self.features:
+            forward.inputs, forward.fused = self.features
+        elif not first:
+            forward.inputs = self.copy(arguments["hidden_states"][:rows])
+        step.forwards.append(forward)
+        hidden, state = yield
+        forward.state = self.copy(state[:rows])
+        if self.full:
+            forward.hidden = self.copy(hidden[:rows])
+
+    def compute_logits(self, model: Any, _arguments: Mapping[str, Any]) -> Watching:
+        """The best id in the draft's own vocabulary; the engine spreads its logits over the target's."""
+        step = self.step
+        logits = yield
+        if step is None or not step.forwards or logits is None:
+            return
+        table = getattr(model, "draft_id_to_target_id", None)
+        if table is not None:
+            logits = logits[:, table + _arange(table)]
+        forward = step.forwards[-1]
+        forward.draft_tokens, forward.logits = self.kept(logits.argmax(-1)), self.logits(logits)
+
+
+def _arange(like: Tensor) -> Tensor:
+    import torch
+
+    return torch.arange(len(like), device=like.device)
+
+
+def text_positions(positions: Tensor) -> Tensor:
+    """Of multimodal RoPE's three rows, the first: text stands at the same place in all."""
+    return positions[0] if positions.ndim == 2 else positions
+
+
+def begins(prompt: Iterable[int], sampling: Any) -> dict[str, Any]:
+    """What a `Story` knows of a request from the start."""
+    ends = {*(sampling.stop_token_ids or ()), *([] if sampling.eos_token_id is None else [sampling.eos_token_id])}
+    return {
+        "prompt": tuple(prompt),
+        "max_new": int(sampling.max_tokens),
+        "ends": frozenset(ends),
+        "temperature": float(sampling.temperature),
+        "seed": sampling.seed,
+        "arrived_secs": time.time(),
+    }
