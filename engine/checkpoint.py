@@ -4,7 +4,7 @@ Silence is how drafts break, so every tensor that is not used, every tensor that
 nobody reads is named in the report.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from spectrace.tracer.fingerprint import tensor_fingerprint
 
 __all__ = [
     "DraftCheckpoint", "LoadReport", "build_draft", "configured_wiring", "default_wiring", "read_draft",
-    "read_embedding", "read_head", "read_tensor", "unscaled", "weight_fingerprints",
+    "read_embedding", "read_head", "read_tensor", "stored_names", "unscaled", "weight_fingerprints",
 ]  # fmt: skip
 
 # Fields that say nothing about what is computed here.
@@ -162,11 +162,11 @@ def read_draft(folder: Path) -> DraftCheckpoint:
     for path in _weight_files(folder):
         with _opened(path) as file:
             raw |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if "fc.weight" not in raw:
+    if "fc.weight" not in raw and not any(name.endswith(".hidden_norm.weight") for name in raw):
         raise UserError(f"{folder}: no tensor fc.weight, so this is not an EAGLE-3 draft (a target model was given?)")
     wiring = read_wiring(fields)
-    spec = read_spec(fields, raw, wiring)
-    theirs = _their_names(raw, spec)
+    spec = read_spec(fields, {name: list(tensor.shape) for name, tensor in raw.items()}, wiring)
+    theirs = stored_names(raw, spec)
     expected = {theirs[name]: shape for name, shape in _expected_shapes(spec).items()}
     for name, shape in expected.items():
         if name in raw and list(raw[name].shape) != shape:
@@ -205,9 +205,9 @@ def _broken_table(d2t: Tensor, spec: DraftSpec) -> str:
     return f"{told} as offsets from the id nor as tokens" if wrong else ""
 
 
-def _their_names(raw: Mapping[str, Tensor], spec: DraftSpec) -> dict[str, str]:
-    """The names of a `DraftModel`'s tensors in this checkpoint: one layout or the other."""
-    layer = "midlayer" if any(name.startswith("midlayer.") for name in raw) else "layers.0"
+def stored_names(stored: Iterable[str], spec: DraftSpec) -> dict[str, str]:
+    """What a `DraftModel`'s tensors are called in a checkpoint that stores these: one layout or the other."""
+    layer = "midlayer" if any(name.startswith("midlayer.") for name in stored) else "layers.0"
     names = {ours: theirs.format(layer=layer) for ours, theirs in _NAMES.items()}
     if spec.fuse_norm is FuseNorm.WHOLE:
         return names | {"fuse_norms.0.weight": "input_norm.weight"}

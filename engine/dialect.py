@@ -8,15 +8,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import Tensor
-
 from spectrace.engine.fields import Fields
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, MlaSpec, RopeKind, RopeSpec, Stream
 from spectrace.tracer.errors import UserError
 
-__all__ = ["Wiring", "check_boundaries", "read_spec", "read_wiring", "scaled_like"]
+__all__ = ["ID_KEYS", "IdKey", "Wiring", "check_boundaries", "read_spec", "read_wiring", "scaled_like"]
 
-_IDS, _NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config"
+_NESTED = "eagle_config"
+
+
+@dataclass(frozen=True, slots=True)
+class IdKey:
+    """A field of layer ids, dotted where nested; boundary = id + `offset`."""
+
+    key: str
+    offset: int
+
+
+ID_KEYS = (
+    IdKey("eagle_aux_hidden_state_layer_ids", 0),
+    IdKey(f"{_NESTED}.eagle_aux_hidden_state_layer_ids", 1),
+    IdKey(f"{_NESTED}.layer_ids", 0),
+)
+"""Where published drafts keep their layer ids, and what they mean by them; the first that is there counts.
+
+At the top level an id names the layer that a stream enters, so the boundary; under `eagle_config` the layer that it
+leaves, one less (-1 is the embedding), but for `layer_ids`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +47,26 @@ class Wiring:
 
 
 def read_wiring(fields: Fields) -> Wiring | None:
-    """Top-level ids are input ids, so boundaries; nested ones are output ids, one less (-1 is the embedding).
+    """The boundaries that a config's layer ids mean; ids under other keys that say something else stay unread.
 
-    Where both are given, the top level counts; nested ids that say something else stay unread, and are reported so.
+    Raises UserError for ids that are none.
     """
-    nested = fields.nested(_NESTED)
-    top_ids = _read_ids(fields) if _IDS in fields else None
-    if top_ids is None:
-        ids = _read_ids(nested) if _IDS in nested else None
-        return Wiring(tuple(i + 1 for i in ids), nested.name(_IDS), ids) if ids else None
-    if nested.peek(_IDS) == [i - 1 for i in top_ids]:
-        nested.get(_IDS)
-    return Wiring(top_ids, fields.name(_IDS), top_ids)
+    found: Wiring | None = None
+    for one in ID_KEYS:
+        holder, name = _holder(fields, one.key)
+        if name not in holder:
+            continue
+        if found is None:
+            ids = _read_ids(holder, name)
+            found = Wiring(tuple(i + one.offset for i in ids), one.key, ids)
+        elif holder.peek(name) == [boundary - one.offset for boundary in found.boundaries]:
+            holder.get(name)
+    return found
+
+
+def _holder(fields: Fields, key: str) -> tuple[Fields, str]:
+    outer, _, name = key.rpartition(".")
+    return (fields.nested(outer), name) if outer else (fields, name)
 
 
 def check_boundaries(where: str, boundaries: Sequence[int], layers: int, hint: str = "") -> None:
@@ -53,28 +79,27 @@ def check_boundaries(where: str, boundaries: Sequence[int], layers: int, hint: s
             )
 
 
-def _read_ids(fields: Fields) -> tuple[int, ...]:
-    ids = fields.get(_IDS)
+def _read_ids(fields: Fields, name: str) -> tuple[int, ...]:
+    ids = fields.get(name)
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise UserError(f"{fields.path}: field {fields.name(_IDS)} is {ids!r}, expected a list of layer ids")
+        raise UserError(f"{fields.path}: field {fields.name(name)} is {ids!r}, expected a list of layer ids")
     return tuple(ids)
 
 
-def read_spec(fields: Fields, raw: Mapping[str, Tensor], wiring: Wiring | None) -> DraftSpec:
-    """The switches; raises UserError where the config is incomplete, contradicts itself, or means no EAGLE-3 draft."""
+def read_spec(fields: Fields, shapes: Mapping[str, Sequence[int]], wiring: Wiring | None) -> DraftSpec:
+    """The switches, by a config and the shapes of the tensors beside it.
+
+    Raises UserError where the config is incomplete, contradicts itself, or means no EAGLE-3 draft.
+    """
     width, vocab = fields.whole("hidden_size"), fields.whole("vocab_size")
     if (layers := fields.whole("num_hidden_layers", 1)) != 1:
         raise UserError(f"{fields.path}: {layers} draft layers; only drafts of one layer are read")
     if (act := fields.get("hidden_act", "silu")) != "silu":
         raise UserError(f"{fields.path}: field hidden_act is {act!r}; only silu is computed")
     target_width, slots = fields.whole("target_hidden_size", width), len(wiring.boundaries) if wiring else 3
-    _check_fc(fields, list(raw["fc.weight"].shape), width, slots, target_width)
+    if "fc.weight" in shapes:
+        _check_fc(fields, list(shapes["fc.weight"]), width, slots, target_width)
     draft_vocab = fields.whole("draft_vocab_size", vocab)
-    for tensor in ("d2t", "lm_head.weight"):
-        if draft_vocab < vocab and tensor not in raw:
-            raise UserError(
-                f"{fields.path}: draft_vocab_size {draft_vocab} < vocab_size {vocab}, but no tensor {tensor}"
-            )
     is_mla = "kv_lora_rank" in fields
     rope = _read_rope(fields, interleaved=is_mla and fields.flag("rope_interleave", True))
     return DraftSpec(
@@ -89,8 +114,8 @@ def read_spec(fields: Fields, raw: Mapping[str, Tensor], wiring: Wiring | None) 
         residual=Stream.POST_NORM if fields.flag("norm_before_residual") else Stream.PRE_NORM,
         feedback=Stream.POST_NORM if fields.flag("norm_output") else Stream.PRE_NORM,
         fuse_norm=_read_fuse_norm(fields),
-        own_embedding="embed_tokens.weight" in raw,
-        own_head="lm_head.weight" in raw,
+        own_embedding="embed_tokens.weight" in shapes,
+        own_head="lm_head.weight" in shapes or draft_vocab < vocab,
         norm_eps=fields.positive("rms_norm_eps", 1e-6),
     )
 

@@ -19,8 +19,9 @@ from spectrace.engine.checkpoint import (
     read_head,
     read_tensor,
 )
-from spectrace.engine.dialect import Wiring, scaled_like
+from spectrace.engine.dialect import Wiring, read_spec, read_wiring, scaled_like
 from spectrace.engine.draft import DraftModel
+from spectrace.engine.fields import Fields
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, IdMap, MlaSpec, RopeKind, RopeSpec, Stream
 from spectrace.replay.compare import served_dtype, tolerance_of
 from spectrace.replay.configuration import Configuration, Slot
@@ -118,9 +119,9 @@ def open_case(trace: Trace, checkpoint: DraftCheckpoint, target: Path | None) ->
         configured_wiring(checkpoint, layers)
     model, why = None, ""
     try:
-        model = build_draft(checkpoint, target=target, dtype=dtype)
+        model = build_draft(_as_served(checkpoint), target=target, dtype=dtype)
     except UserError as error:
-        if target is not None or checkpoint.report.missing_tensors:
+        if target is not None and not checkpoint.report.missing_tensors:
             raise
         why = error.message
     told = trace.manifest.get("draft") or {}
@@ -132,10 +133,18 @@ def open_case(trace: Trace, checkpoint: DraftCheckpoint, target: Path | None) ->
         layers=layers,
         model=model,
         shared={} if target is None else dict(_shared(checkpoint.spec, target)),
-        served_spec=_spec(trace, told["spec"]) if told.get("spec") else None,
+        served_spec=_spec(trace, told["spec"]) if told.get("spec") else _configured_spec(told),
         served_wiring=_wiring(trace.manifest),
         why_no_model=why,
     )
+
+
+def _as_served(checkpoint: DraftCheckpoint) -> DraftCheckpoint:
+    """Without a table ids are tokens: there are engines that serve a draft so which lost it."""
+    report, table = checkpoint.report, torch.zeros(checkpoint.spec.draft_vocab, dtype=torch.int64)
+    if report.missing_tensors != ("d2t",):
+        return checkpoint
+    return replace(checkpoint, tensors={**checkpoint.tensors, "d2t": table}, report=replace(report, missing_tensors=()))
 
 
 def on_its_traces(diagnosis: Diagnosis, trace: Trace, reference: Trace | None = None) -> Diagnosis:
@@ -215,6 +224,17 @@ def _spec(trace: Trace, told: Mapping[str, Any]) -> DraftSpec:
             f"{trace.folder}: draft.spec in its manifest cannot be read ({error}); expected what this version of "
             f"spectrace writes: diagnose with the version that recorded it, or record again"
         ) from error
+
+
+def _configured_spec(told: Mapping[str, Any]) -> DraftSpec | None:
+    """The switches that the folder which was served had, by its config and the shapes of its tensors."""
+    config, shapes = told.get("config"), told.get("tensors")
+    if not config or not shapes:
+        return None
+    fields = Fields(Path(told["path"]) / "config.json", config)
+    with suppress(UserError):
+        return read_spec(fields, shapes, read_wiring(fields))
+    return None
 
 
 def _read(kind: type[Told], told: Mapping[str, Any]) -> Told:

@@ -5,15 +5,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from spectrace.engine.fields import read_config
 from spectrace.replay.case import Case
 from spectrace.replay.configuration import Configuration, Slot, listed
 from spectrace.replay.diagnosis import Reading
+from spectrace.replay.edits import Edit, Who, fix_hand_off, fix_switch, fix_wiring
 from spectrace.replay.evidence import Evidence
 from spectrace.replay.finding import Finding
 from spectrace.replay.hypotheses import LINKS, Hypothesis, moved, served_table
 from spectrace.replay.identify import Match
 from spectrace.replay.links import LINK_OF
-from spectrace.replay.profiles import Edit, Who, fix_hand_off, fix_switch, fix_wiring, profile_of
+from spectrace.replay.profiles import profile_of
 from spectrace.replay.readings import SURPRISED, EngineReading, TrainedReading, rivals_of
 from spectrace.replay.vocabulary import drafted_pairs, rebuilt_table
 from spectrace.replay.wirings import name_wiring
@@ -203,10 +205,17 @@ def _wiring(case: Case, readings: Readings) -> Iterator[Broken]:
     if delivered is not None and delivered != trained:
         copied = served is not None and not served.key.startswith("--")  # a flag overrides whatever was copied
         told = tuple(Slot(boundary) for boundary in served.boundaries) if served and copied else configured
-        who: Who = "config" if delivered == configured else "conversion" if delivered == told else "engine"
+        meant_otherwise = delivered == configured or (trained == configured and delivered == _as_read(case))
+        who: Who = "config" if meant_otherwise else "conversion" if delivered == told else "engine"
         yield _wrong_wiring(case, readings, trained, delivered, who)
     elif trained != configured and delivered is None:
         yield _wrong_wiring(case, readings, trained, configured, "config")
+
+
+def _as_read(case: Case) -> tuple[Slot, ...]:
+    """What the engine that served makes of the believed config, which need not be what the config means."""
+    resolved = profile_of(case.trace.manifest).resolve(read_config(case.checkpoint.folder), case.layers or 0)
+    return tuple(Slot(boundary) for boundary in resolved)
 
 
 def _scaled(case: Case, readings: Readings) -> Iterator[Broken]:
@@ -247,7 +256,9 @@ def _wrong_wiring(case: Case, readings: Readings, right: tuple[Slot, ...], wrong
             key=served.key if served else None,
         )
     evidence = [_slot_evidence(match) for match in readings.matches]
-    if who == "config":
+    if served:
+        evidence.append(f"by its own account the engine took boundaries {list(served.boundaries)}, from {served.key}")
+    if who == "config" and right != configured:
         evidence.append(_trained_evidence(readings, "wiring"))
     return Broken(
         fault=fault,

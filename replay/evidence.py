@@ -9,6 +9,8 @@ from spectrace.replay.finding import Finding
 from spectrace.replay.handoff import HandOff, hand_off
 from spectrace.replay.invariants import Invariants, invariants
 from spectrace.replay.links import LINK_OF
+from spectrace.replay.missing import missing_weights
+from spectrace.replay.profiles import profile_of
 from spectrace.replay.ranks import ranks
 from spectrace.replay.vocabulary import lint_table, vocabulary
 from spectrace.replay.weights import LoadedWeights, loaded_weights
@@ -94,6 +96,7 @@ def gather(case: Case) -> Evidence:
         *agreed.findings,
         *handed.findings,
         *held.findings,
+        *missing_weights(case.checkpoint, profile_of(trace.manifest)),
         *(one for one in weights if LINK_OF.get(one.fault) != _TABLE),
         *_one_table(tables),
         *decided.findings,

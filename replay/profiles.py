@@ -1,55 +1,19 @@
-"""What an engine makes of a draft's configuration, and the edit that repairs a link, by who is wrong.
+"""What an engine makes of a draft: the keys it reads, what it falls back to, where in its code a link lies.
 
-A profile is data: which config keys an engine reads for each link and in which convention, what it falls back to, which
-flags override, and where in its code a link lies. A new engine is one more entry in `PROFILES`.
-
-Layer ids: a boundary is the id plus the key's offset. Ids at the top level name the layer that a stream enters
-(boundary = id), ids within `eagle_config` the layer that it leaves (boundary = id + 1, so that -1 is the embedding).
+A profile is data. A new engine is one more entry in `PROFILES`.
 """
 
 import json
-import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from spectrace.engine.spec import FuseNorm, RopeKind, RopeSpec, Stream
-from spectrace.replay.links import ENGINE_LINKS
+from spectrace.engine.checkpoint import default_wiring
+from spectrace.engine.dialect import ID_KEYS, IdKey
+from spectrace.engine.spec import FuseNorm, Stream
 
-__all__ = [
-    "GENERIC",
-    "PROFILES",
-    "Edit",
-    "IdKey",
-    "Profile",
-    "Switch",
-    "Who",
-    "fix_hand_off",
-    "fix_switch",
-    "fix_wiring",
-    "profile_of",
-]
-
-Who = Literal["config", "engine", "conversion"]
-"""Who is wrong: the draft's own config or weights, the engine that serves it, or the copy that the engine was given."""
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """What to do, in words; `command` does it, or is empty where no command can."""
-
-    text: str
-    command: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class IdKey:
-    """A config key of layer ids, dotted where nested; boundary = id + `offset`."""
-
-    key: str
-    offset: int
+__all__ = ["GENERIC", "PROFILES", "Profile", "Switch", "filled", "profile_of", "value_at"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,27 +34,34 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What one engine makes of a configuration. `code` maps a stage of the path to where the engine has it."""
+    """What one engine makes of a configuration.
+
+    `ids` are the keys of layer ids that it reads, the first that is there, in the convention it takes them in, which
+    need not be the one they were published in; `sorts` says that it hands boundaries over in ascending order, each
+    once. `code` maps a stage of the path to where the engine has it, `missing` a draft's tensors, by the part they
+    belong to, to what stands in for one that is not there; "" is for all others. `serve` is the command that serves,
+    with TARGET, DRAFT and DEPTH in it; `wiring_flag` overrides ids.
+    """
 
     engine: str
     ids: tuple[IdKey, ...]
     default_wiring: str
     switches: Mapping[str, Switch]
     code: Mapping[str, str]
+    sorts: bool = False
+    missing: Mapping[str, str] = field(default_factory=dict)
     wiring_flag: str = ""
     serve: str = ""
     known: bool = True
 
+    def resolve(self, config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+        """The boundaries that it feeds a draft with this config, on a target of so many layers."""
+        for one in self.ids:
+            if ids := value_at(config, one.key):
+                found = tuple(int(i) + one.offset for i in ids)
+                return tuple(sorted(set(found))) if self.sorts else found
+        return default_wiring(layers)
 
-_TENSORS = {
-    "vocabulary map": ("the table from draft ids to tokens (tensor d2t)", "vocabulary"),
-    "head": ("the head (tensor lm_head.weight)", "load"),
-    "embedding": ("the embedding (tensor embed_tokens.weight)", "load"),
-    "weights": ("the weights", "load"),
-    "gate and up": ("the order of mlp.gate_proj and mlp.up_proj", "load"),
-    "fc": ("the projection of the features (tensor fc.weight)", "project"),
-}
-"""Links that tensors decide, and the stage of the engine's code that they belong to."""
 
 _DRAFT = "spectrace.engine.draft.DraftModel"
 _STEP = "spectrace.engine.draft_shard.DraftShard.step"
@@ -142,277 +113,101 @@ _SWITCHES = {
     "rope theta": Switch("RoPE's theta", "rope", key="rope_theta", default="10000"),
     "rope scaling": Switch("RoPE's scaling", "rope", key="rope_scaling", default="none"),
 }  # fmt: skip
-_IDS = (
-    IdKey("eagle_aux_hidden_state_layer_ids", 0),
-    IdKey("eagle_config.eagle_aux_hidden_state_layer_ids", 1),
-)
 _DEFAULT_WIRING = "(2, L/2, L-3), with L the number of layers of the target"
 
-PROFILES: Mapping[str, Profile] = {
-    profile.engine: profile
-    for profile in (
-        Profile(
-            engine="spectrace",
-            ids=_IDS,
-            default_wiring=_DEFAULT_WIRING,
-            switches=_SWITCHES,
-            code=_SPECTRACE_CODE,
-            wiring_flag="--wiring",
-            serve="spectrace run --target TARGET --prompts PROMPTS --out NEW_TRACE",
-        ),
-    )
-}
+_TOP, _NESTED, _LAYER_IDS = (one.key for one in ID_KEYS)
+_SPECTRACE = Profile(
+    engine="spectrace",
+    ids=ID_KEYS,
+    default_wiring=_DEFAULT_WIRING,
+    switches=_SWITCHES,
+    code=_SPECTRACE_CODE,
+    wiring_flag="--wiring",
+    serve="spectrace run --target TARGET --prompts PROMPTS --out NEW_TRACE --draft DRAFT",
+)
 
-GENERIC = Profile("an unknown engine", _IDS, _DEFAULT_WIRING, _SWITCHES, {}, known=False)
+_PROPOSER, _RUNNER = "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer", "vllm.v1.worker.gpu_model_runner"
+_EAGLE3 = "vllm.model_executor.models.llama_eagle3"
+_VLLM_CODE = {
+    "capture": "vllm.model_executor.models.interfaces.EagleModelMixin",
+    "hand_off": f"{_RUNNER}.GPUModelRunner.propose_draft_token_ids",
+    "rows": f"{_PROPOSER}.prepare_inputs_padded",
+    "tokens": f"{_PROPOSER}.set_inputs_first_pass",
+    "positions": f"{_PROPOSER}.propose",
+    "project": f"{_EAGLE3}.Eagle3LlamaForCausalLM.combine_hidden_states",
+    "layer": f"{_EAGLE3}.LlamaDecoderLayer.forward",
+    "feedback": f"{_PROPOSER}.propose",
+    "rope": "vllm.model_executor.layers.rotary_embedding.get_rope",
+    "vocabulary": f"{_EAGLE3}.Eagle3LlamaForCausalLM.compute_logits",
+    "load": f"{_EAGLE3}.Eagle3LlamaForCausalLM.load_weights",
+    "wiring": f"{_RUNNER}.GPUModelRunner._get_eagle3_aux_layers_from_config",
+    "verify": "vllm.v1.sample.rejection_sampler.RejectionSampler",
+    "ranks": "vllm.model_executor.models.interfaces.EagleModelMixin",
+    "draft_ranks": f"{_PROPOSER}._create_draft_vllm_config",
+}
+_SPECULATIVE = '{"method": "eagle3", "model": "DRAFT", "num_speculative_tokens": DEPTH}'
+_VLLM = Profile(
+    engine="vllm",
+    ids=(IdKey(_TOP, 0), IdKey(_NESTED, 0)),
+    default_wiring=_DEFAULT_WIRING,
+    switches=_SWITCHES,
+    code=_VLLM_CODE,
+    sorts=True,
+    missing={
+        "d2t": "zeros, so that draft id k is token k",
+        "head": "the first rows of the target's head",
+        "embedding": "the target's embedding",
+        "norm": "ones",
+        "": "whatever the memory held",
+    },
+    serve=f"spectrace record --out NEW_TRACE -- vllm serve TARGET --speculative-config '{_SPECULATIVE}'",
+)
+"""vLLM 0.32.0 with its V1 runner; another runner reads other keys."""
+
+PROFILES: Mapping[str, Profile] = {
+    "spectrace": _SPECTRACE,
+    "vllm": _VLLM,
+    "vllm V2": replace(
+        _VLLM,
+        ids=(IdKey(_TOP, 0), IdKey(_LAYER_IDS, 0)),
+        code={
+            **_VLLM_CODE,
+            "wiring": "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils.get_eagle3_aux_layers_from_config",
+        },
+    ),
+}
+"""By the name of the engine, and where it has several, of its runner."""
+
+GENERIC = Profile("an unknown engine", ID_KEYS, _DEFAULT_WIRING, _SWITCHES, {}, known=False)
 """Keys and conventions as drafts are published; of the engine itself nothing is known."""
 
 
 def profile_of(manifest: Mapping[str, Any]) -> Profile:
     """The profile of the engine that a trace's manifest names; a generic one that knows no code where there is none."""
     name = str(manifest.get("engine") or "")
-    found = PROFILES.get(name) or replace(GENERIC, engine=name or GENERIC.engine)
-    target = (manifest.get("target") or {}).get("path")
-    return replace(found, serve=found.serve.replace("TARGET", shlex.quote(target))) if target else found
+    runner = (manifest.get("mode") or {}).get("runner")
+    found = PROFILES.get(f"{name} {runner}") or PROFILES.get(name) or replace(GENERIC, engine=name or GENERIC.engine)
+    known = {
+        "TARGET": (manifest.get("target") or {}).get("path"),
+        "DEPTH": (manifest.get("serving") or {}).get("depth"),
+    }
+    return replace(found, serve=filled(found.serve, {name: str(value) for name, value in known.items() if value}))
 
 
-def fix_wiring(
-    profile: Profile,
-    *,
-    who: Who,
-    draft: Path,
-    served: Path | None,
-    boundaries: tuple[int, ...],
-    now: tuple[int, ...],
-    key: str | None,
-) -> Edit:
-    """Feed `boundaries` where it is `now`; `key` is where the engine took its wiring from, a config key or a flag.
-
-    `draft` is the folder the team believes it serves, `served` the one the engine was given, if another.
-    """
-    if who == "conversion" and key == profile.wiring_flag:
-        who = "engine"  # a flag overrides whatever was converted
-    if who == "engine":
-        return _engine_wiring(profile, draft, boundaries, now, key)
-    if who == "conversion" and _same(draft, served):
-        return _edited_since(profile, draft)
-    folder = (served or draft) if who == "conversion" else draft
-    keys = _id_keys(profile, folder, key)
-    changes = {one.key: [b - one.offset for b in boundaries] for one in keys}
-    shifted = [one.key for one in keys if one.offset]
-    why = f"under {' and '.join(shifted)} id i stands for boundary i + 1, the output of layer i" if shifted else ""
-    were = {one.key: [b - one.offset for b in now] for one in keys if one.key == key}
-    edit = _set_config(folder, changes, were, why=why)
-    if not any(_get(_read(folder), one.key) or one.key == key for one in keys):
-        edit = Edit(f"{edit.text}; without ids {profile.engine} takes {profile.default_wiring}", edit.command)
-    if who == "config":
-        return edit
-    names = " and ".join(one.key for one in _id_keys(profile, draft, key))
-    return Edit(f"convert {draft} again, keeping its layer ids ({names}); or {edit.text}", edit.command)
+def filled(command: str, known: Mapping[str, str]) -> str:
+    """A command with what is known in the place of its capital words; within JSON, as a string of it."""
+    return shlex.join(_filled(word, known) for word in shlex.split(command))
 
 
-def _engine_wiring(
-    profile: Profile, draft: Path, boundaries: Sequence[int], now: Sequence[int], key: str | None
-) -> Edit:
-    listed = ",".join(map(str, boundaries))
-    right = f"{draft / 'config.json'} is right: boundaries {list(boundaries)}. The engine delivers {list(now)}"
-    if profile.wiring_flag and key == profile.wiring_flag:
-        return Edit(
-            f"serve without {profile.wiring_flag} {','.join(map(str, now))}, which overrides the config: {right}",
-            _serve(profile, draft),
-        )
-    where = f"where the engine captures: {_code(profile, 'capture')}, and where it takes the ids from: "
-    text = f"{right}. Look {where}{_code(profile, 'wiring')}"
-    if not profile.wiring_flag:
-        return Edit(text)
-    return Edit(
-        f"{text}. Until that is mended, serve with {profile.wiring_flag} {listed}",
-        _serve(profile, draft, profile.wiring_flag, listed),
-    )
+def _filled(word: str, known: Mapping[str, str]) -> str:
+    for name, value in known.items():
+        word = value if word == name else word.replace(name, json.dumps(value)[1:-1])
+    return word
 
 
-def _same(draft: Path, served: Path | None) -> bool:
-    return served is not None and draft.resolve() == served.resolve()
-
-
-def _edited_since(profile: Profile, draft: Path) -> Edit:
-    """The folder that was served is the one that is believed, and says now what is right."""
-    text = f"serve {draft} again: its config.json is right now, and was another when this trace was served"
-    return Edit(text, _serve(profile, draft))
-
-
-def _serve(profile: Profile, draft: Path, *flags: str) -> str:
-    """The command that serves a draft, as a shell takes it; empty where the engine has none."""
-    return profile.serve and f"{profile.serve} {shlex.join(('--draft', str(draft), *flags))}"
-
-
-def _id_keys(profile: Profile, folder: Path, key: str | None) -> list[IdKey]:
-    """The keys of layer ids that a config has, all of them; else `key`; else the first that the engine reads."""
-    config = _read(folder)
-    there = [one for one in profile.ids if _get(config, one.key) is not None]
-    return there or [one for one in profile.ids if one.key == key] or [profile.ids[0]]
-
-
-def fix_switch(
-    profile: Profile,
-    switch: str,
-    *,
-    who: Who,
-    draft: Path,
-    served: Path | None,
-    right: object,
-    now: object,
-    stage: str = "",
-) -> Edit:
-    """Make a link read `right` where it reads `now`.
-
-    `switch` is a link's name, one of `profile.switches` or of what tensors decide; an engine that is wrong about it is
-    so at `stage`, by default where the link lies. RoPE's scaling is best given as a `RopeSpec` or as the mapping that
-    the config holds; other readings as they are printed.
-    """
-    if switch not in profile.switches:
-        return _fix_tensor(profile, switch, who, draft, served, right, now, stage)
-    if who == "conversion" and _same(draft, served):
-        return _edited_since(profile, draft)
-    link = profile.switches[switch]
-    right, now = _reading(link, right), _reading(link, now)
-    folder = (served or draft) if who == "conversion" else draft
-    changes = _needed(_changes(link, right), _read(folder))
-    if who == "conversion" and link.key:  # what is to be put back is there to be read
-        changes = _needed({link.key: _get(_read(draft), _place(_read(draft), link.key))}, _read(folder))
-    says = f"{link.title} has to be {_said(right)}, and is {_said(now)}"
-    names = " and ".join(changes) or link.key
-    if who == "engine":
-        where = _code(profile, stage or link.code)
-        return Edit(f"{draft / 'config.json'} is right about {names}: {says} in the engine. Look there: {where}")
-    edit = Edit(f"in {folder / 'config.json'} set {names}: {says}")
-    if changes:
-        why = f"{says}{f' ({link.note})' if link.note else ''}"
-        edit = _set_config(folder, changes, {}, why=why, default=link.default)
-    if who == "config":
-        return edit
-    return Edit(f"convert {draft} again, keeping {names}, which the copy lost; or {edit.text}", edit.command)
-
-
-def _reading(link: Switch, value: object) -> object:
-    """What a `RopeSpec` says about one link; other readings as they are."""
-    if not isinstance(value, RopeSpec):
-        return value
-    of_keys = {"rope_theta": value.theta, "rope_scaling": _scaling(value)}
-    return of_keys.get(link.key, "interleaved" if value.interleaved else "halves")
-
-
-def _needed(changes: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes by the place where this config has each key; of several, those that change something."""
-    placed = {_place(config, key): value for key, value in changes.items()}
-    return {key: value for key, value in placed.items() if (_get(config, key) or False) != value} or placed
-
-
-def _changes(link: Switch, right: object) -> dict[str, Any]:
-    """The config keys, and the values that make a link read `right`; empty where a reading says too little."""
-    if link.values:
-        return dict(link.values.get(str(right), {}))
-    if isinstance(right, Mapping) or right is None or (isinstance(right, int | float) and not isinstance(right, bool)):
-        return {link.key: dict(right) if isinstance(right, Mapping) else right}
-    if link.key == "rope_theta":
-        return {link.key: float(str(right))}
-    return {link.key: None} if str(right) == "none" else {}
-
-
-def _scaling(rope: RopeSpec) -> dict[str, Any] | None:
-    """What `rope_scaling` holds for these frequencies."""
-    if rope.kind is RopeKind.DEFAULT:
-        return None
-    names = {
-        RopeKind.LINEAR: (),
-        RopeKind.LLAMA3: ("low_freq_factor", "high_freq_factor"),
-        RopeKind.YARN: ("beta_fast", "beta_slow"),
-    }[rope.kind]
-    held = {"rope_type": str(rope.kind), "factor": rope.factor, **{n: v for n, v in asdict(rope).items() if n in names}}
-    if rope.kind is not RopeKind.LINEAR:
-        held["original_max_position_embeddings"] = rope.original_context
-    return held | ({"attention_factor": rope.cos_scale} if rope.kind is RopeKind.YARN else {})
-
-
-def _place(config: Mapping[str, Any], key: str) -> str:
-    """Where a config has a key: RoPE's may lie within `rope_parameters` or `rope_scaling`, which then counts."""
-    held = "rope_scaling" if config.get("rope_scaling") is not None else "rope_parameters"
-    if key == "rope_scaling" and config.get(key) is None and config.get("rope_parameters") is not None:
-        return "rope_parameters"
-    return f"{held}.{key}" if _get(config, f"{held}.{key}") is not None else key
-
-
-def _fix_tensor(
-    profile: Profile, name: str, who: Who, draft: Path, served: Path | None, right: object, now: object, stage: str
-) -> Edit:
-    """Links that tensors decide. `right` and `now` say what the tensor is and what it is to be."""
-    title, usual = _TENSORS.get(name, (name, "load"))
-    says = f"{title} has to be {_said(right)}, and is {_said(now)}"
-    if who == "engine":
-        return Edit(f"{draft} holds it right: {says} in the engine. Look there: {_code(profile, stage or usual)}")
-    if who == "config":
-        return Edit(f"export {draft} again, from the run that trained it: {says} in its *.safetensors")
-    copy = served or draft
-    return Edit(f"convert {draft} again, or copy the tensor from {draft} to {copy}: {says} in {copy}")
-
-
-def fix_hand_off(profile: Profile, fault: str, variant: str = "") -> Edit:
-    """The repair of a link that is engine code, by the fault's id: what has to hold, and where to look."""
-    link = ENGINE_LINKS.get(fault)
-    rule = link.variants.get(variant, link.rule) if link else f"mend what {fault} is about"
-    return Edit(f"in the engine, {rule}. Look there: {_code(profile, link.stage if link else 'rows')}")
-
-
-def _code(profile: Profile, stage: str) -> str:
-    """Where an engine has a stage, or that this is not known."""
-    if stage in profile.code:
-        return profile.code[stage]
-    return f"(where {profile.engine} has it, spectrace does not know: no profile of this engine yet)"
-
-
-def _said(reading: object) -> str:
-    if isinstance(reading, Mapping):
-        return json.dumps(dict(reading))
-    return "none" if reading is None else f"{reading:g}" if isinstance(reading, float) else str(reading)
-
-
-def _read(folder: Path) -> Mapping[str, Any]:
-    """A folder's config, empty where it cannot be read: the edit is then written without what it holds."""
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
-def _get(config: Mapping[str, Any], key: str) -> Any:
+def value_at(config: Mapping[str, Any], key: str) -> Any:
     """A value by its dotted key, None where it is absent."""
     held: Any = config
     for part in key.split("."):
         held = held.get(part) if isinstance(held, dict) else None
     return held
-
-
-def _set_config(
-    folder: Path, changes: Mapping[str, Any], now: Mapping[str, Any], *, why: str = "", default: str = ""
-) -> Edit:
-    """The edit that sets keys of a config, with what they are now, and the command that makes it."""
-    path, config, sets = folder / "config.json", _read(folder), []
-    absent = f"absent now, which means {default}" if default else "absent now"
-    for key, value in changes.items():
-        held = _get(config, key) if config else now.get(key)
-        sets.append(f"{key} to {json.dumps(value)} ({absent if held is None else f'now {json.dumps(held)}'})")
-    lines = [
-        "import json, pathlib",
-        f"p = pathlib.Path({str(path)!r})",
-        "c = json.loads(p.read_text())",
-        *(f"{_item(key)} = {value!r}" for key, value in changes.items()),
-        "p.write_text(json.dumps(c, indent=2))",
-    ]
-    quoted = re.sub(r'([\\"$`])', r"\\\1", "\n".join(lines))
-    return Edit(f"in {path} set {' and '.join(sets)}{': ' * bool(why)}{why}", f'python -c "\n{quoted}"')
-
-
-def _item(key: str) -> str:
-    """The item of the config `c` that a dotted key names, as code."""
-    outer, _, inner = key.rpartition(".")
-    return f"c.setdefault({outer!r}, {{}})[{inner!r}]" if outer else f"c[{inner!r}]"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from spectrace.engine.checkpoint import DraftCheckpoint, read_head
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.spec import GqaSpec
 from spectrace.replay.finding import Finding
+from spectrace.replay.missing import PARTS, lost_in_copy, stand_in
+from spectrace.replay.profiles import profile_of
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.fingerprint import file_fingerprints, tensor_fingerprint
 from spectrace.tracer.trace import Trace
@@ -25,11 +27,6 @@ from spectrace.tracer.trace import Trace
 __all__ = ["LoadedWeights", "loaded_weights"]
 
 _Held: TypeAlias = Callable[[str, Tensor], str | None]
-
-_PARTS: Final = {
-    "fc": "fc", "fuse_norms": "norm", "embedding_norm": "norm", "feature_norm": "norm", "mlp_norm": "norm",
-    "output_norm": "norm", "mlp": "mlp", "attention": "attention",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,12 @@ def loaded_weights(
     ours = {name: print_ for name, print_ in prints.items() if print_ is not None}
     same = [name for name in ours if loaded.get(name) == ours[name]]
     wrong = [name for name in ours if loaded.get(name) != ours[name]]
-    findings = tuple(_findings(_Loaded(loaded, ours, tuple(wrong), model, target, held)))
+    profile = profile_of(trace.manifest)
+    lost = {
+        name: f"the folder that was served has no {theirs}: {stand_in(profile, name) or 'something else was taken'}"
+        for name, theirs in lost_in_copy(trace, checkpoint).items()
+    }
+    findings = tuple(_findings(_Loaded(loaded, ours, tuple(wrong), model, target, held, lost)))
     return LoadedWeights(len(ours), len(same), tuple(sorted(prints.keys() - ours.keys())), files, findings)
 
 
@@ -95,7 +97,8 @@ def _other_files(trace: Trace, checkpoint: DraftCheckpoint) -> bool | None:
 class _Loaded:
     """Fingerprints by name, those that were recorded and ours, and the names of which they differ.
 
-    All are of what rank 0 holds: `held` gives that of a whole tensor.
+    All are of what rank 0 holds: `held` gives that of a whole tensor. `lost` says of tensors that the folder which was
+    served does not hold.
     """
 
     recorded: Mapping[str, str]
@@ -104,6 +107,7 @@ class _Loaded:
     model: DraftModel
     target: Path | None
     held: _Held
+    lost: Mapping[str, str]
 
     def tensor(self, name: str) -> Tensor:
         tensor: Tensor = self.model.state_dict()[name]
@@ -123,7 +127,8 @@ class _Loaded:
         differ = f"{len(self.wrong)} of {len(self.ours)} tensors in memory are not the checkpoint's: {wrong}"
         absent = [name for name in names if name not in self.recorded]
         gone = (f"the engine holds no {', '.join(absent)}",) if absent else ()
-        evidence = (differ, *gone, *told)
+        lost = [self.lost[name] for name in names if name in self.lost]
+        evidence = (differ, *lost, *gone, *told)
         return Finding(fault, title, evidence, variant=variant, confidence=confidence, alike=alike, stage="load")
 
 
@@ -170,7 +175,7 @@ def _parts(loaded: _Loaded, parts: Mapping[str, list[str]]) -> Iterator[Finding]
         elif part == "embedding":
             yield _embedding(loaded, names)
         else:
-            others.setdefault(_PARTS.get(part, part), []).extend(names)
+            others.setdefault(PARTS.get(part, part), []).extend(names)
     for variant, names in others.items():
         ones = [name for name in names if variant == "norm" and loaded.was(name, torch.ones_like(loaded.tensor(name)))]
         zeros = [name for name in names if loaded.was(name, torch.zeros_like(loaded.tensor(name)))]
@@ -184,6 +189,8 @@ def _table(loaded: _Loaded) -> Finding:
     ids = torch.arange(len(offsets), device=offsets.device)
     if "d2t" not in loaded.recorded:
         return loaded.finding("V1", "the engine has no d2t", ["d2t"])
+    if "d2t" in loaded.lost:
+        return loaded.finding("V1", "the copy that was served has no d2t", ["d2t"], alike=("V5",))
     if loaded.was("d2t", torch.zeros_like(offsets)):
         return loaded.finding("V5", "d2t is all zero in memory", ["d2t"], alike=("V1",))
     if loaded.was("d2t", ids + offsets, offsets - ids):

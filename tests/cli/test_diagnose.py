@@ -17,8 +17,9 @@ from rich.console import Console
 
 from spectrace.cli.diagnose import ACCURACY_DEFINITIONS, diagnosis_json, exit_code, render_diagnosis
 from spectrace.replay.diagnosis import Cause, Diagnosis, Identified, Reading, Verdict
+from spectrace.replay.edits import fix_wiring
 from spectrace.replay.ladder import DEFINITIONS, Answers, TeacherForced, Trained, compare
-from spectrace.replay.profiles import PROFILES, fix_wiring
+from spectrace.replay.profiles import PROFILES
 from spectrace.replay.worth import After, Plain, Worth
 from spectrace.tracer.manifest import create_trace, seal_trace
 

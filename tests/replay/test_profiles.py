@@ -1,256 +1,49 @@
-"""Every edit names the file, the key and the value, and its command makes a config that reads as it should."""
+"""A profile says what its engine makes of a config, and how it is started."""
 
-import importlib
+from __future__ import annotations
+
 import json
-import re
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spectrace.engine.dialect import read_spec, read_wiring
-from spectrace.engine.fields import Fields, read_config
-from spectrace.engine.spec import FuseNorm, RopeKind, RopeSpec, Stream
-from spectrace.replay.links import ENGINE_LINKS, PUBLIC
-from spectrace.replay.profiles import PROFILES, Edit, Profile, fix_hand_off, fix_switch, fix_wiring, profile_of
+from spectrace.replay.profiles import PROFILES, filled, profile_of
 
 IDS, NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config"
-OURS = PROFILES["spectrace"]
-RIGHT, WRONG = (0, 3, 16), (3, 16, 27)
+DEFAULT = (2, 15, 27)
 
 
-def _folder(path: Path, **config: Any) -> Path:
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps({"hidden_size": 8, **config}), "utf-8")
-    return path
-
-
-def _carry_out(edit: Edit) -> None:
-    """Run an edit's command as a shell would."""
-    assert edit.command.startswith("python -c ")
-    command = edit.command.replace("python", f"'{sys.executable}'", 1)
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def _fields(folder: Path) -> Fields:
-    return Fields(folder / "config.json", read_config(folder))
-
-
-def _wired(profile: Profile, **changes: Any) -> Edit:
-    given = {"served": None, "boundaries": RIGHT, "now": WRONG, "key": IDS}
-    return fix_wiring(profile, **{**given, **changes})
-
-
-def test_the_config_is_set_in_the_key_that_it_has(tmp_path: Path) -> None:
-    draft = _folder(tmp_path / "draft", **{IDS: [3, 16, 27]})
-    edit = _wired(OURS, who="config", draft=draft)
-    assert edit.text == f"in {draft / 'config.json'} set {IDS} to [0, 3, 16] (now [3, 16, 27])"
-    _carry_out(edit)
-    wiring = read_wiring(_fields(draft))
-    assert wiring and wiring.boundaries == RIGHT
-
-
-def test_a_nested_key_is_set_in_its_own_convention(tmp_path: Path) -> None:
-    draft = _folder(tmp_path / "draft", **{NESTED: {IDS: [2, 15, 26], "use_last_layernorm": True}})
-    edit = _wired(OURS, who="config", draft=draft, key=f"{NESTED}.{IDS}")
-    assert f"set {NESTED}.{IDS} to [-1, 2, 15] (now [2, 15, 26])" in edit.text
-    _carry_out(edit)
-    wiring = read_wiring(_fields(draft))
-    assert wiring and wiring.boundaries == RIGHT
-    assert read_config(draft)[NESTED] == {IDS: [-1, 2, 15], "use_last_layernorm": True}
-
-
-def test_both_keys_are_set_where_both_are_there(tmp_path: Path) -> None:
-    draft = _folder(tmp_path / "draft", **{IDS: [3, 16, 27], NESTED: {IDS: [2, 15, 26]}})
-    edit = _wired(OURS, who="config", draft=draft)
-    assert "to [0, 3, 16]" in edit.text and "to [-1, 2, 15]" in edit.text
-    _carry_out(edit)
-    fields = _fields(draft)
-    wiring = read_wiring(fields)
-    assert wiring and wiring.boundaries == RIGHT and not fields.unread() - {"hidden_size"}
-
-
-def test_who_is_wrong_decides_the_edit(tmp_path: Path) -> None:
-    draft = _folder(tmp_path / "draft", **{IDS: [0, 3, 16]})
-    served = _folder(tmp_path / "served")
-    edits = {who: _wired(OURS, who=who, draft=draft, served=served, key="default") for who in ("engine", "conversion")}
-    edits["config"] = _wired(OURS, who="config", draft=_folder(tmp_path / "wrong", **{IDS: [3, 16, 27]}))
-    assert len({edit.text for edit in edits.values()}) == len({edit.command for edit in edits.values()}) == 3
-    engine, conversion = edits["engine"], edits["conversion"]
-    assert "serve with --wiring 0,3,16" in engine.text and "TargetModel" in engine.text
-    assert "config.json is right" in engine.text and engine.command.endswith(f"--draft {draft} --wiring 0,3,16")
-    assert conversion.text.startswith(f"convert {draft} again, keeping its layer ids ({IDS}); or in {served}")
-    assert "absent now" in conversion.text and "takes (2, L/2, L-3)" in conversion.text
-    _carry_out(conversion)
-    wiring = read_wiring(_fields(served))
-    assert wiring and wiring.boundaries == RIGHT and read_config(draft)[IDS] == list(RIGHT)
-
-
-def test_a_flag_that_overrides_a_right_config_is_to_be_left_out(tmp_path: Path) -> None:
-    draft = _folder(tmp_path / "draft", **{IDS: [0, 3, 16]})
-    for who in ("engine", "conversion"):
-        edit = _wired(OURS, who=who, draft=draft, served=draft, key="--wiring")
-        assert edit.text.startswith("serve without --wiring 3,16,27") and "--wiring" not in edit.command
-
-
-def test_a_folder_that_was_edited_since_it_was_served_is_to_be_served_again(tmp_path: Path) -> None:
-    draft = _folder(tmp_path / "draft", **{IDS: [0, 3, 16]})
-    edit = _wired(OURS, who="conversion", draft=draft, served=tmp_path / "x" / ".." / "draft")
-    assert edit.text.startswith(f"serve {draft} again") and "set" not in edit.text
-    assert fix_switch(OURS, "feedback", who="conversion", draft=draft, served=draft, right="a", now="b") == edit
-
-
-def test_a_path_that_a_shell_would_read_otherwise_survives(tmp_path: Path) -> None:
-    draft = _folder(tmp_path / 'a $HOME `x` "draft"', **{IDS: [3, 16, 27]})
-    _carry_out(_wired(OURS, who="config", draft=draft))
-    wiring = read_wiring(_fields(draft))
-    assert wiring and wiring.boundaries == RIGHT
-
-
-@pytest.mark.parametrize("who", ["engine", "flag", "conversion"])
-def test_a_command_that_serves_survives_a_shell(tmp_path: Path, who: str) -> None:
-    draft = _folder(tmp_path / "my $HOME draft's", **{IDS: [0, 3, 16]})
-    key = OURS.wiring_flag if who == "flag" else IDS
-    edit = _wired(OURS, who="engine" if who == "flag" else who, draft=draft, served=draft, key=key)
-    words = shlex.split(edit.command)
-    assert words[words.index("--draft") + 1] == str(draft)
-    assert words[words.index("--draft") + 2 :] == (["--wiring", "0,3,16"] if who == "engine" else [])
-
-
-def test_a_config_that_cannot_be_read_still_gets_its_edit(tmp_path: Path) -> None:
-    edit = _wired(OURS, who="config", draft=tmp_path / "gone")
-    assert f"set {IDS} to [0, 3, 16] (now [3, 16, 27])" in edit.text
-
-
-SWITCHES = [
-    ("residual", Stream.POST_NORM, {}, lambda spec: spec.residual),
-    ("residual", Stream.PRE_NORM, {"norm_before_residual": True}, lambda spec: spec.residual),
-    ("feedback", Stream.POST_NORM, {"norm_output": False}, lambda spec: spec.feedback),
-    ("norm before fc", FuseNorm.PER_SLOT, {"norm_before_fc": True}, lambda spec: spec.fuse_norm),
-    ("norm before fc", FuseNorm.NONE, {"fc_norm": True}, lambda spec: spec.fuse_norm),
-    ("norm before fc", FuseNorm.WHOLE, {}, lambda spec: spec.fuse_norm),
-    ("rope theta", "500", {}, lambda spec: f"{spec.rope.theta:g}"),
-    ("rope theta", 500.0, {"rope_parameters": {"rope_theta": 1.0}}, lambda spec: spec.rope.theta),
-    ("rope theta", 500.0, {"rope_scaling": {"type": "linear", "factor": 2.0}}, lambda spec: spec.rope.theta),
-    ("rope pairs", "halves", {}, lambda spec: "interleaved" if spec.rope.interleaved else "halves"),
-    ("rope pairs", "interleaved", {"rope_interleave": False}, lambda s: ["halves", "interleaved"][s.rope.interleaved]),
-    (
-        "rope scaling",
-        "none",
-        {"rope_scaling": {"type": "linear", "factor": 2.0}},
-        lambda s: "none" if s.rope.kind is RopeKind.DEFAULT else "",
-    ),
-]
-
-
-@pytest.mark.parametrize(("switch", "right", "config", "read"), SWITCHES)
-def test_a_switch_of_the_config_reads_right_after_the_edit(
-    tmp_path: Path, new_draft: Any, switch: str, right: object, config: dict[str, Any], read: Any
+@pytest.mark.parametrize(
+    ("config", "ours", "first", "second"),
+    [
+        ({IDS: [0, 3, 16]}, (0, 3, 16), (0, 3, 16), (0, 3, 16)),
+        ({NESTED: {IDS: [2, 15, 26]}}, (3, 16, 27), (2, 15, 26), DEFAULT),
+        ({NESTED: {"layer_ids": [0, 3, 16]}}, (0, 3, 16), DEFAULT, (0, 3, 16)),
+        ({IDS: [16, 0, 3], NESTED: {IDS: [1, 2, 3]}}, (16, 0, 3), (0, 3, 16), (0, 3, 16)),
+        ({}, DEFAULT, DEFAULT, DEFAULT),
+    ],
+)
+def test_engines_make_different_boundaries_of_one_config(
+    config: dict[str, Any], ours: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...]
 ) -> None:
-    base, tensors = new_draft("mla")
-    draft = _folder(tmp_path / "draft", **{k: v for k, v in {**base, **config}.items() if k != "rope_theta" or config})
-    edit = fix_switch(OURS, switch, who="config", draft=draft, served=None, right=right, now="something else")
-    assert str(draft / "config.json") in edit.text and "something else" in edit.text
-    _carry_out(edit)
-    fields = _fields(draft)
-    assert read(read_spec(fields, tensors, read_wiring(fields))) == right
+    """vLLM's two runners read different keys, both by another convention than the ids were published in, and sort."""
+    found = [PROFILES[name].resolve(config, 30) for name in ("spectrace", "vllm", "vllm V2")]
+    assert found == [ours, first, second]
 
 
-@pytest.mark.parametrize("kind", [RopeKind.LINEAR, RopeKind.LLAMA3, RopeKind.YARN])
-def test_a_rope_spec_is_written_so_that_it_reads_back(tmp_path: Path, new_draft: Any, kind: RopeKind) -> None:
-    config, tensors = new_draft("gqa", max_position_embeddings=64)
-    draft = _folder(tmp_path / "draft", **config)
-    context = {} if kind is RopeKind.LINEAR else {"original_context": 32}
-    own = {RopeKind.YARN: {"beta_fast": 4.0, "cos_scale": 1.5}, RopeKind.LLAMA3: {"low_freq_factor": 2.0}}.get(kind, {})
-    rope = RopeSpec(kind=kind, factor=8.0, **context, **own)
-    _carry_out(fix_switch(OURS, "rope scaling", who="config", draft=draft, served=None, right=rope, now=RopeSpec()))
-    fields = _fields(draft)
-    assert read_spec(fields, tensors, read_wiring(fields)).rope == rope
+def test_a_profile_is_found_by_engine_and_runner() -> None:
+    found = [profile_of({"engine": "vllm", "mode": {"runner": runner}}) for runner in ("V1", "V2")]
+    assert [profile.ids for profile in found] == [PROFILES["vllm"].ids, PROFILES["vllm V2"].ids]
+    assert {profile.engine for profile in found} == {"vllm"}
 
 
-def test_a_conversion_gets_back_what_the_draft_says(tmp_path: Path) -> None:
-    scaling = {"rope_type": "yarn", "factor": 40.0, "mscale_all_dim": 2.0}
-    draft, served = _folder(tmp_path / "draft", rope_scaling=scaling), _folder(tmp_path / "served")
-    edit = fix_switch(
-        OURS, "rope scaling", who="conversion", draft=draft, served=served, right="yarn by 40", now="none"
-    )
-    assert edit.text.startswith(f"convert {draft} again, keeping rope_scaling")
-    _carry_out(edit)
-    assert read_config(served)["rope_scaling"] == scaling
-
-
-def test_an_engine_that_ignores_a_switch_is_to_be_looked_at_where_it_acts_on_it(tmp_path: Path) -> None:
-    edit = fix_switch(
-        OURS, "feedback", who="engine", draft=tmp_path, served=None, right=Stream.POST_NORM, now=Stream.PRE_NORM
-    )
-    assert "config.json is right about norm_output" in edit.text and "DraftModel.forward" in edit.text
-
-
-@pytest.mark.parametrize("who", ["config", "engine", "conversion"])
-@pytest.mark.parametrize("link", ["vocabulary map", "head", "embedding", "weights", "gate and up", "fc"])
-def test_links_of_tensors_say_which_tensor_and_where(tmp_path: Path, who: Any, link: str) -> None:
-    draft, served = tmp_path / "draft", tmp_path / "served"
-    edit = fix_switch(OURS, link, who=who, draft=draft, served=served, right="THIS", now="THAT")
-    assert "has to be THIS, and is THAT" in edit.text and str(draft) in edit.text
-    assert (str(served) in edit.text) == (who == "conversion")
-
-
-def test_every_place_in_our_code_that_a_profile_names_is_there() -> None:
-    for place in OURS.code.values():
-        module, name = place, ""
-        names: list[str] = []
-        while not _imports(module):
-            module, _, name = module.rpartition(".")
-            names.insert(0, name)
-        found: Any = importlib.import_module(module)
-        for name in names:
-            found = getattr(found, name)
-
-
-def test_no_place_and_no_link_is_kept_that_no_cause_leads_to() -> None:
-    stages = {link.stage for link in ENGINE_LINKS.values()} | {switch.code for switch in OURS.switches.values()}
-    of_tensors = {"vocabulary", "load", "project"}
-    assert stages | of_tensors | {"wiring"} == set(OURS.code)
-    lab = Path(sys.modules[fix_wiring.__module__].__file__ or "").parent
-    others = (file.read_text("utf-8") for file in lab.glob("*.py") if file.name != "links.py")
-    named = {fault for text in others for fault in re.findall(r'"([A-Z]\d)"', text)}
-    assert {*ENGINE_LINKS, *PUBLIC} <= named
-
-
-def _imports(module: str) -> bool:
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize("fault", sorted({*ENGINE_LINKS, "Z9"}))
-def test_every_fault_of_engine_code_says_where_to_look(fault: str) -> None:
-    edit = fix_hand_off(OURS, fault, "")
-    assert edit.text.startswith("in the engine, ") and "Look there: spectrace.engine." in edit.text
-
-
-def test_variants_of_a_fault_have_their_own_rule() -> None:
-    texts = {fix_hand_off(OURS, "M3", variant).text for variant in ("", "truncated", "constant", "stale")}
-    assert len(texts) == 4
-
-
-def test_an_unknown_engine_is_said_to_be_one(tmp_path: Path) -> None:
-    profile = profile_of({"engine": "other"})
-    assert (
-        not profile.known and profile_of({}).engine == "an unknown engine" and profile_of({"engine": "spectrace"}).known
-    )
-    draft = _folder(tmp_path / "draft", **{IDS: [0, 3, 16]})
-    edit = _wired(profile, who="engine", draft=draft)
-    assert "no profile of this engine" in edit.text and "--wiring" not in edit.text and not edit.command
-    assert "no profile of this engine" in fix_hand_off(profile, "M1", "").text
-
-
-def test_a_command_that_serves_names_the_target_that_served() -> None:
-    profile = profile_of({"engine": "spectrace", "target": {"path": "/x/my target"}})
-    assert shlex.split(profile.serve)[:4] == ["spectrace", "run", "--target", "/x/my target"]
+def test_a_command_that_serves_names_what_served() -> None:
+    told = {"target": {"path": "/x/my target"}, "serving": {"depth": 5}}
+    ours, vllm = (profile_of({"engine": engine, **told}) for engine in ("spectrace", "vllm"))
+    assert shlex.split(ours.serve)[:4] == ["spectrace", "run", "--target", "/x/my target"]
+    words = shlex.split(filled(vllm.serve, {"DRAFT": 'a "draft"'}))
+    assert words[:8] == [
+        "spectrace", "record", "--out", "NEW_TRACE", "--", "vllm", "serve", "/x/my target"
+    ]  # fmt: skip
+    assert json.loads(words[-1]) == {"method": "eagle3", "model": 'a "draft"', "num_speculative_tokens": 5}

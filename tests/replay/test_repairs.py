@@ -3,8 +3,8 @@
 import pytest
 
 from spectrace.replay.causes import Broken
+from spectrace.replay.edits import Edit
 from spectrace.replay.links import PUBLIC
-from spectrace.replay.profiles import Edit
 from spectrace.replay.repairs import Repairs
 
 

@@ -5,31 +5,44 @@ What the target computed is in `execute_model_state` before it, and verification
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from spectrace.tracer.attach.capture import Capture, begins, text_positions
+from spectrace.tracer.attach.capture import Capture, Spot, begins, draft_spots, text_positions
 from spectrace.tracer.attach.hooks import Watching
 from spectrace.tracer.attach.steps import Group, Step
 
-__all__ = ["DRAFTER_HOOKS", "RUNNER_HOOKS", "RUNNER_NEEDS", "V1Capture"]
+__all__ = ["V1Capture", "v1_obstacles", "v1_spots"]
 
-RUNNER_HOOKS: Final = {"execute_model": ("scheduler_output",), "sample_tokens": (), "_sample": ("logits",)}
-DRAFTER_HOOKS: Final = {"propose": ("token_indices_to_sample", "common_attn_metadata")}
-RUNNER_NEEDS: Final = (
+_NEEDS: Final = (
     "execute_model_state", "input_batch", "requests", "discard_request_mask", "input_ids", "_get_positions"
 )  # fmt: skip
 
 
+def v1_obstacles(runner: Any) -> Iterator[str]:
+    """Why this runner cannot be recorded."""
+    if lacking := [need for need in _NEEDS if not hasattr(runner, need)]:
+        yield f"it has no {', '.join(lacking)}"
+
+
+def v1_spots(runner: Any) -> Iterator[Spot]:
+    """What to hook of a runner that has its models."""
+    yield Spot(runner, "execute_model", ("scheduler_output",))
+    yield Spot(runner, "sample_tokens")
+    yield Spot(runner, "_sample", ("logits",))
+    drafter = getattr(runner, "drafter", None)
+    if hasattr(drafter, "model"):
+        yield Spot(drafter, "propose", ("token_indices_to_sample", "common_attn_metadata"))
+        yield from draft_spots(drafter)
+
+
 def _starting(scheduled: Any) -> frozenset[str]:
     """Requests that start in this step, anew or again: whatever drafts they have are filling."""
-    return (
-        frozenset([one.req_id for one in scheduled.scheduled_new_reqs])
-        | scheduled.scheduled_cached_reqs.resumed_req_ids
-    )
+    new = [one.req_id for one in scheduled.scheduled_new_reqs]
+    return frozenset([*new, *scheduled.scheduled_cached_reqs.resumed_req_ids])
 
 
 class V1Capture(Capture):

@@ -1,138 +1,180 @@
-"""Real vLLM on the CPU, nobody's edits: what it records is what it served, and replays to the token.
-
-vLLM lives in an environment of its own, SPECTRACE_VLLM, which `make test-vllm` makes; here its traces are read.
-"""
+"""Real vLLM on the CPU, nobody's edits: what it records is what it served, and replays to the token."""
 
 from __future__ import annotations
 
-import json
-import os
-import random
-import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from analytic.pair import make_pair
 
 from spectrace.cli.check import examine
 from spectrace.engine.checkpoint import build_draft, read_draft
-from spectrace.replay.compare import served_dtype
+from spectrace.engine.prompts import read_prompts
+from spectrace.replay.compare import row_error, served_dtype
 from spectrace.replay.diagnose import diagnose
 from spectrace.replay.diagnosis import Verdict
 from spectrace.replay.lab import replay_trace
 from spectrace.tracer.acceptance import acceptance_of_rows
+from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
 pytestmark = pytest.mark.vllm
 
-SERVE = Path(__file__).with_name("serve_vllm.py")
-ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-SEVERAL = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-LENGTHS = (3, 5, 20, 1, 9, 14)
+Pair = Callable[[str], tuple[Path, Path]]
+Serve = Callable[..., Any]
+RANKS = {"tensor_parallel_size": 2, "processes": "ranks"}
+COMPILED = {"enforce_eager": False}
+SEVERAL = {"processes": "several"}
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What came of one run: outputs and counters by the engine's own account, and the trace, if it was recorded."""
+class Run:
+    """A pair, how it is served, and how far rounding may part a boundary from Hugging Face's."""
 
-    outputs: list[list[int]]
-    counters: dict[str, Any]
-    trace: Trace | None
+    pair: str
+    options: dict[str, Any] = field(default_factory=dict)
 
-
-Serve = Callable[..., Served]
-
-
-@pytest.fixture(scope="session")
-def vllm() -> Path:
-    """The environment that serves."""
-    home = os.environ.get("SPECTRACE_VLLM")
-    if not home:
-        pytest.fail("SPECTRACE_VLLM names no environment with vLLM: run these tests with `make test-vllm`")
-    return Path(home).absolute() / "bin"
+    @property
+    def ranks(self) -> bool:
+        return "tensor_parallel_size" in self.options
 
 
-@pytest.fixture(scope="module")
-def serve(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """`serve(target, draft, level=, processes=, **options)`: a few prompts through an `LLM`; no level: not recorded."""
-
-    def run(
-        target: Path,
-        draft: Path,
-        *,
-        level: str | None = "full",
-        processes: dict[str, str] = ONE_PROCESS,
-        **options: Any,
-    ) -> Served:
-        folder = tmp_path_factory.mktemp("served")
-        drawn = random.Random(1)
-        prompts = [[drawn.randrange(5, 60) for _ in range(length)] for length in LENGTHS]
-        (folder / "asked.json").write_text(json.dumps({"prompts": prompts, "options": options}), "utf-8")
-        command = [vllm / "python", SERVE, target, draft, folder / "asked.json", folder / "said.json"]
-        if level:
-            command = [vllm / "spectrace", "record", "--out", folder / "trace", "--level", level, "--", *command]
-        path = os.pathsep.join((str(vllm), os.environ["PATH"]))
-        done = subprocess.run(
-            list(map(str, command)), env={**os.environ, **processes, "PATH": path}, capture_output=True, text=True,
-            timeout=600, cwd=folder,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-4000:]
-        said = json.loads((folder / "said.json").read_text("utf-8"))
-        return Served(said["outputs"], said["counters"], Trace.open(folder / "trace") if level else None)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
-    """The analytic pair of a family."""
-
-    def make(family: str) -> tuple[Path, Path]:
-        target, draft, _ = make_pair(family, tmp_path_factory.mktemp(family))
-        return target, draft
-
-    return make
-
-
-RUNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "qwen3": ("qwen3", {}),
-    "llama, two ranks": ("llama", {"tensor_parallel_size": 2, "processes": SEVERAL}),
+RUNS = {
+    "llama, eager, one process": Run("llama"),
+    "llama, compiled, one process": Run("llama", COMPILED),
+    "llama, eager, two ranks": Run("llama", RANKS),
+    "qwen3, compiled, several processes": Run("qwen3", {**COMPILED, **SEVERAL}),
+    "qwen3, compiled, two ranks": Run("qwen3", {**COMPILED, **RANKS}),
+    "SmolLM2, eager, several processes": Run("SmolLM2", SEVERAL),
+    "SmolLM2, compiled, one process": Run("SmolLM2", COMPILED),
 }
+
+
+@pytest.fixture(scope="module")
+def heldout(smollm2: tuple[Path, Path]) -> list[list[int]]:
+    """Prompts that the shipped draft was not trained on."""
+    file = smollm2[1].parent / "prompts" / "heldout.jsonl"
+    return [list(prompt) for prompt in read_prompts(file, smollm2[0])[:6]]
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_trace_of_vllm_is_what_vllm_counted_and_replays_to_the_token(
-    name: str, serve: Serve, pair_of: Callable[[str], tuple[Path, Path]]
+    name: str, serve: Serve, pair_of: Pair, smollm2: tuple[Path, Path], heldout: list[list[int]]
 ) -> None:
-    family, options = RUNS[name]
-    target, draft = pair_of(family)
-    served = serve(target, draft, **options)
+    run = RUNS[name]
+    target, draft = smollm2 if run.pair == "SmolLM2" else pair_of(run.pair)
+    asked = {"prompts": heldout, "max_new": 48} if run.pair == "SmolLM2" else {}
+    served = serve(target, draft, asked=asked, **run.options)
     trace = served.trace
-    assert trace and examine(trace.folder).ok
-    found = acceptance_of_rows(trace.rows("verified"))
-    assert found.rounds_untrimmed == served.counters["num_drafts"]
-    assert found.correct_drafts_untrimmed == served.counters["num_accepted_tokens"]
-    assert sorted(map(list, trace.rows("requests")["output_tokens"].tolist())) == sorted(served.outputs)
+    assert examine(trace.folder).ok
+    counted_as_served(served)
 
     checkpoint = read_draft(draft)
     replayed = replay_trace(trace, build_draft(checkpoint, target=target, dtype=served_dtype(trace)))
     comparison = replayed.comparison
     assert comparison.tokens_equal == comparison.answers > 200 and replayed.agrees
+    assert {stage.stage for stage in comparison.stages} >= {"fused", "hidden", "state", "logits"}
     assert max(stage.max_error for stage in comparison.stages) < 1e-5
 
     told = diagnose(trace, checkpoint, target=target)
-    assert told.verdict is Verdict.HEALTHY and told.causes == ()
-    assert [one.best for one in told.identified] == [one.configured for one in told.identified]
+    assert told.verdict in ((Verdict.HEALTHY, Verdict.WEAK_DRAFT) if run.pair == "SmolLM2" else (Verdict.HEALTHY,))
+    assert told.causes == () and [one.best for one in told.identified] == [one.configured for one in told.identified]
     assert max(one.error for one in told.identified) < 1e-5 < 1e-2 < min(one.runner_up_error for one in told.identified)
     assert told.coverage["loaded tensors compared"] > 12 and told.coverage["received rows equal"] > 250
-    assert bool(told.coverage["rows compared between ranks"]) == ("ranks" in name)
+    assert bool(told.coverage["rows compared between ranks"]) == run.ranks
+    for status in trace.statuses.values():
+        assert status.share is None or status.share < 0.5, "a figure for docs/engines/vllm.md, not a limit on speed"
 
 
-def test_recording_changes_nothing_that_is_served(serve: Serve, pair_of: Callable[[str], tuple[Path, Path]]) -> None:
+def counted_as_served(served: Any) -> None:
+    """Untrimmed acceptance and texts of a trace are the engine's own."""
+    trace = served.trace
+    found = acceptance_of_rows(trace.rows("verified"))
+    assert found.rounds_untrimmed == served.counters["spec_decode_num_drafts"] > 0
+    assert found.correct_drafts_untrimmed == served.counters["spec_decode_num_accepted_tokens"]
+    assert sorted(map(list, trace.rows("requests")["output_tokens"].tolist())) == sorted(served.outputs)
+
+
+def test_recording_changes_nothing_that_is_served(serve: Serve, pair_of: Pair) -> None:
     pair = pair_of("llama")
     with_us, without = serve(*pair, level="features"), serve(*pair, level=None)
     assert with_us.outputs == without.outputs and with_us.counters == without.counters
+
+
+def test_requests_that_are_preempted_and_resumed_are_recorded_as_one_text(serve: Serve, pair_of: Pair) -> None:
+    """Blocks for about three of eight answers: some lose their cache on the way, and are computed again."""
+    target, draft = pair_of("llama")
+    asked = {"prompts": [[5 + at, 9, 30] for at in range(8)], "max_new": 120}
+    served = serve(target, draft, asked=asked, num_gpu_blocks_override=16, block_size=16, max_model_len=128)
+    assert served.counters["num_preemptions"] > 0
+    assert examine(served.folder).ok
+    counted_as_served(served)
+    told = diagnose(served.trace, read_draft(draft), target=target)
+    assert told.verdict is Verdict.HEALTHY, told
+
+
+def test_one_config_means_the_same_in_vllm_and_in_the_reference_engine(
+    serve: Serve, smollm2: tuple[Path, Path], heldout: list[list[int]], spectrace: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Wiring (0, 3, 16) out of one config.json, the same prompts: the same rounds, and rows that pair and agree."""
+    target, draft = smollm2
+    theirs = serve(target, draft, asked={"prompts": heldout, "max_new": 48, "ignore_end": False}).trace
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'{{"tokens": {prompt}}}\n' for prompt in heldout), "utf-8")
+    done = spectrace(
+        "run", "--target", target, "--draft", draft, "--prompts", prompts, "--depth", 3, "--max-new", 48,
+        "--dtype", "float32", "--level", "full", "--out", tmp_path / "ours",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ours = Trace.open(tmp_path / "ours")
+    wirings = [trace.manifest["wiring"]["resolved"] for trace in (theirs, ours)]
+    assert [tuple(wiring["boundaries"]) for wiring in wirings] == [(0, 3, 16)] * 2
+    found = [acceptance_of_rows(trace.rows("verified")) for trace in (theirs, ours)]
+    for family, kind in (("emitted", "slots"), ("received", "features"), ("received", "state"), ("drafted", "state")):
+        pairs = paired(family, kind, theirs, ours)
+        print(family, kind, pairs)
+        assert pairs.share > 0.95 and pairs.tokens_equal > 0.99 and pairs.max_error < 1e-4
+    print([one.acceptance_length for one in found])
+    assert found[0].acceptance_length == pytest.approx(found[1].acceptance_length, abs=0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Of the live rows of two traces, the `share` that pairs, and how far the pairs agree."""
+
+    rows: int
+    share: float
+    tokens_equal: float
+    max_error: float
+
+
+def paired(family: str, kind: str, one: Trace, other: Trace) -> Pairs:
+    """Rows pair by the text up to their position, and by depth."""
+    rows = [_keyed(trace, family, kind) for trace in (one, other)]
+    places = [{key: at for at, key in enumerate(keys)} for _, keys in rows]
+    both = sorted(places[0].keys() & places[1].keys())
+    taken = [found.take(np.array([place[key] for key in both])) for (found, _), place in zip(rows, places, strict=True)]
+    errors = row_error(*(part.tensor(kind) for part in taken))
+    equal = taken[0]["token"] == taken[1]["token"]
+    whole = max(len(place) for place in places)
+    return Pairs(len(both), len(both) / whole, float(equal.mean()), float(errors.max()))
+
+
+def _keyed(trace: Trace, family: str, kind: str) -> tuple[Rows, list[tuple[Any, ...]]]:
+    requests = trace.rows("requests")
+    texts = {
+        int(request): (*prompt, *output)
+        for request, prompt, output in zip(
+            requests["request"], requests["prompt_tokens"], requests["output_tokens"], strict=True
+        )
+    }
+    rows = trace.rows(family, rank=0, live=True)
+    rows = rows.take(rows.has(kind))
+    if family == "emitted":  # rows of text, not of drafts that were rejected
+        read = zip(rows["request"], rows["position"], rows["token"], strict=True)
+        rows = rows.take(np.array([texts[int(one)][at] == token for one, at, token in read]))
+    bases = zip(rows["request"], rows["position"] - rows["depth"], rows["depth"], strict=True)
+    return rows, [(texts[int(request)][: int(base) + 2], int(depth)) for request, base, depth in bases]
