@@ -38,7 +38,9 @@ def parse_accuracies(_ctx: click.Context, option: click.Parameter, value: str | 
 @click.command(name="diagnose")
 @click.argument("trace", type=PATH)
 @click.option("--draft", type=PATH, help="The draft that should be served; else as recorded.")
-@click.option("--target", type=PATH, help="To compute true features with; else as recorded.")
+@click.option(
+    "--target", type=PATH, help="To compute true features with; else as recorded, unless there is a reference."
+)
 @click.option("--no-target", is_flag=True, help="Do without the target, even if it is where it was when recorded.")
 @click.option("--reference", type=PATH, help="A trace that has true features for these prompts.")
 @click.option("--trained-accuracy", callback=parse_accuracies, help="As training reported it, by step: 0.747,0.71,...")
@@ -74,7 +76,7 @@ def diagnose(
 
     trained = _trained(trained_accuracy, accuracy_definition)
     opened, other = Trace.open(trace), Trace.open(reference) if reference else None
-    where = _target(opened, target, no_target)
+    where = _target(opened, target, no_target) or (None if no_target or not other else recorded_target(other))
     if threads:
         torch.set_num_threads(threads)
     checkpoint = read_draft(draft or _there(opened, recorded_draft(opened)))
@@ -87,6 +89,7 @@ def diagnose(
             checkpoint,
             target=where,
             reference=other,
+            rerun=target is not None or other is None,
             trained=trained,
             budget_secs=budget,
             progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),

@@ -18,8 +18,8 @@ from spectrace.tracer.errors import SpectraceError
 
 __all__ = ["cli", "main"]
 
-_EXTRA = ("ray", "transformers")
-_COMMANDS = ("demo", "run", "record", "replay", "diagnose", "info", "check")
+_EXTRA = ("ray", "transformers", "accelerate")
+_COMMANDS = ("demo", "run", "record", "reference", "replay", "diagnose", "info", "check")
 
 
 class _Lazy(click.Group):

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from spectrace.engine.checkpoint import LoadReport
 
 __all__ = [
-    "DTYPES", "PATH", "THREADS", "as_json_option", "check_finite", "parse_boundaries", "print_json", "say_leftovers",
-    "torch_dtype",
+    "DTYPES", "PATH", "THREADS", "as_json_option", "check_finite", "parse_boundaries", "parse_capture", "print_json",
+    "say_leftovers", "torch_dtype",
 ]  # fmt: skip
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -47,6 +47,13 @@ def parse_boundaries(_ctx: click.Context, option: click.Parameter, value: str | 
     except ValueError:
         name = option.opts[0]
         raise UserError(f"{name} {value!r}: expected boundaries separated by commas, such as 0,3,16") from None
+
+
+def parse_capture(
+    ctx: click.Context, option: click.Parameter, value: str | None
+) -> tuple[int, ...] | Literal["all"] | None:
+    """Boundaries, or all of them."""
+    return "all" if value == "all" else parse_boundaries(ctx, option, value)
 
 
 def check_finite(_ctx: click.Context, option: click.Parameter, value: float) -> float:

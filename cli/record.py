@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import click
 from rich.console import Console
@@ -29,13 +30,21 @@ def record(context: click.Context, out: Path, level: str, command: tuple[str, ..
     """
     done = launch(command, out, level=Level[level.upper()])
     if not done.writers:
-        raise UserError(
-            f"{out}: nothing was recorded: no process of {command[0]} (exit code {done.exit_code}) loaded spectrace's "
-            f"plugin; install spectrace in the environment that serves, and see docs/engines/vllm.md"
-        )
+        _nothing(context, out, command[0], done.exit_code)
     trace = Trace.open(out)
     console = Console(stderr=True)
     console.print(render_info(trace, served_acceptance(trace)))
     if done.unsealed:
         console.print(f"not sealed by their processes: {', '.join(done.unsealed)}")
     context.exit(done.exit_code)
+
+
+def _nothing(context: click.Context, out: Path, program: str, code: int) -> NoReturn:
+    """Nothing was recorded: what a command that failed says comes first, and its exit code stays."""
+    if code:
+        click.echo(f"{out}: nothing was recorded: {program} ended with exit code {code} before it served", err=True)
+        context.exit(code)
+    raise UserError(
+        f"{out}: nothing was recorded: no process of {program} loaded spectrace's plugin; install spectrace in the "
+        f"environment that serves, and see docs/engines/vllm.md"
+    )

@@ -17,6 +17,7 @@ from spectrace.cli.options import (
     as_json_option,
     check_finite,
     parse_boundaries,
+    parse_capture,
     print_json,
     say_leftovers,
     torch_dtype,
@@ -26,13 +27,6 @@ from spectrace.tracer.rows import Level
 from spectrace.tracer.trace import Trace
 
 __all__ = ["render_run", "run"]
-
-
-def parse_capture(
-    ctx: click.Context, option: click.Parameter, value: str | None
-) -> tuple[int, ...] | Literal["all"] | None:
-    """Boundaries, or all of them."""
-    return "all" if value == "all" else parse_boundaries(ctx, option, value)
 
 
 def parse_placement(

@@ -8,13 +8,13 @@ places in the cache: a request's rows stand apart there, siblings of a tree behi
 Shapes: T new rows, S cached rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bool", "Int", "PackedRows", "RowTable"]
+__all__ = ["Bool", "Int", "PackedRows", "RowTable", "grouped", "pack_texts"]
 
 Int = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -36,6 +36,34 @@ class PackedRows:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+def pack_texts(texts: Mapping[int, Sequence[int]]) -> PackedRows:
+    """The tokens of whole texts, one text behind another, each owned by its number and seen by itself alone."""
+    lengths = [len(tokens) for tokens in texts.values()]
+    total = sum(lengths)
+    first = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
+    positions = np.arange(total) - first
+    return PackedRows(
+        tokens=np.asarray([token for tokens in texts.values() for token in tokens], np.int64),
+        owners=np.repeat(np.asarray(list(texts), np.int64), lengths),
+        positions=positions,
+        parents=np.where(positions == 0, _NOBODY, np.arange(total) - 1),
+    )
+
+
+def grouped(texts: Mapping[int, Sequence[int]], rows: int) -> Iterator[dict[int, Sequence[int]]]:
+    """Texts, by number, in groups of at most so many rows, of one text at least: what a forward holds stays small."""
+    group: dict[int, Sequence[int]] = {}
+    held = 0
+    for number, tokens in texts.items():
+        if group and held + len(tokens) > rows:
+            yield group
+            group, held = {}, 0
+        group[number] = tokens
+        held += len(tokens)
+    if group:
+        yield group
 
 
 class RowTable:

@@ -24,9 +24,10 @@ from spectrace.engine.parallel import Group
 from spectrace.engine.taps import Taps
 from spectrace.tracer.errors import UserError
 
-__all__ = ["TargetModel", "TargetRows", "check_target", "end_tokens", "find_decoder"]
+__all__ = ["TargetModel", "TargetRows", "check_target", "empty_target", "end_tokens", "find_decoder"]
 
 _FULL, _SLIDING, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"  # as transformers calls them
+_ATTENTION = "sdpa"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +126,44 @@ def end_tokens(folder: Path) -> frozenset[int]:
     return frozenset()
 
 
+def _class_of(folder: Path, config: Any) -> Any:
+    """The class that loads a language model, alone or in a multimodal one; raises UserError for a recurrent one."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    alone = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if alone and getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
+        raise _hybrid(folder, config, "a recurrent state")  # RWKV and xLSTM name no kinds of layers
+    return AutoModelForCausalLM if alone else AutoModelForImageTextToText
+
+
+def empty_target(folder: Path, *, dtype: torch.dtype) -> Any:
+    """The model as it will be loaded, without its weights: they are on the meta device; buffers are computed.
+
+    Raises UserError as `check_target`, and for a class that transformers cannot build from this config.
+    """
+    from accelerate import init_empty_weights
+
+    config = _read(folder)
+    try:
+        with init_empty_weights():
+            model = _class_of(folder, config).from_config(config, dtype=dtype, attn_implementation=_ATTENTION)
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"{folder}: transformers cannot build its class: {_one_line(error)}") from error
+    return model.eval().requires_grad_(False)
+
+
 def _load(folder: Path, config: Any, dtype: torch.dtype, group: Group | None) -> Any:
     """The model, or this rank's part, as transformers loads it; a multimodal class whole, though only text runs in it.
 
     Raises UserError where it cannot be loaded, or where weights are missing.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.distributed import DistributedConfig
 
-    alone = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    if alone and getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
-        raise _hybrid(folder, config, "a recurrent state")  # RWKV and xLSTM name no kinds of layers
-    auto = AutoModelForCausalLM if alone else AutoModelForImageTextToText
+    auto = _class_of(folder, config)
     split = {"distributed_config": DistributedConfig(tp_size=group.size)} if group else {}
     try:
         model, found = auto.from_pretrained(
-            folder, config=config, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **split
+            folder, config=config, dtype=dtype, attn_implementation=_ATTENTION, output_loading_info=True, **split
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = _one_line(error)
@@ -163,16 +186,28 @@ def find_decoder(model: Any, *, folder: Path) -> Any:
 
 
 class TargetModel:
-    """The target and its key-value cache over all requests in flight."""
+    """The target and its key-value cache over all requests in flight.
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype, device: str = "cpu", group: Group | None = None) -> None:
+    An `empty` model is taken as it is: whoever gives it brings the weights that a forward needs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        group: Group | None = None,
+        empty: Any = None,
+    ) -> None:
         from transformers import DynamicCache
 
-        config = _read(folder)
-        model = _load(folder, config, dtype, group)
+        model = empty if empty is not None else _load(folder, _read(folder), dtype, group)
         decoder = find_decoder(model, folder=folder)
         self.device = torch.device(device)
-        self.model: nn.Module = model.to(self.device).eval().requires_grad_(False)
+        if empty is None:
+            model = model.to(self.device).eval().requires_grad_(False)
+        self.model: nn.Module = model
         self.layers: nn.ModuleList = decoder.layers
         self.norm: nn.Module = decoder.norm
         self.width = int(decoder.config.hidden_size)

@@ -46,21 +46,23 @@ def diagnose(
     *,
     target: Path | None = None,
     reference: Trace | None = None,
+    rerun: bool = True,
     trained: Trained | None = None,
     budget_secs: float = 180.0,
     progress: Told | None = None,
 ) -> Diagnosis:
     """Diagnose a trace of the draft that the team believes it serves, within about so many seconds.
 
-    `target` lets true boundaries be computed, `reference` is a trace that has them. Raises UserError for a target or
-    a reference that does not fit, or is not what was served.
+    `target` lets true boundaries be computed, `reference` is a trace that has them; without `rerun`, no more of the
+    target is read than a draft shares with it. Raises UserError for a target or a reference that does not fit, or is
+    not what was served.
     """
     case = open_case(trace, checkpoint, target)
     if lacking := _lacking(case):
         return lacking
     clock = Clock(budget_secs, progress)
     clock.tell("true boundaries", 0, 1)
-    case, truth, doubts = _with_truth(case, reference)
+    case, truth, doubts = _with_truth(case, reference, rerun=rerun)
     clock.tell("reading the trace", 0, 1)
     found = _Lab(case, gather(case), truth, trained, clock, doubts).diagnosis()
     return on_its_traces(found, trace, reference)
@@ -78,11 +80,11 @@ def _lacking(case: Case) -> Diagnosis | None:
     return None
 
 
-def _with_truth(case: Case, reference: Trace | None) -> tuple[Case, Truth, list[str]]:
+def _with_truth(case: Case, reference: Trace | None, *, rerun: bool) -> tuple[Case, Truth, list[str]]:
     """Where true boundaries come from: recorded ones first, then the target; and what to note of them.
 
     What its weights or tokens show to be of another target is left out, the case's own target, too: better nothing is
-    decided than wrongly.
+    decided than wrongly. One that is not run again is believed in as far as what was recorded is.
     """
     found: list[tuple[Source, Answered | None]] = []
     if len(case.trace.rows("reference")):
@@ -90,26 +92,27 @@ def _with_truth(case: Case, reference: Trace | None) -> tuple[Case, Truth, list[
     if reference is not None:
         known, recorded = is_of_this_target(case.trace, reference), _recorded(case, reference)
         found.append((recorded, None if known else recorded.answered()))
-    layers = case.layers
-    if case.target is not None:
-        known, again = is_this_target(case.trace, case.target), Recomputed(case.target, dtype=case.dtype)
+    layers, known = case.layers, case.target is not None and is_this_target(case.trace, case.target)
+    if case.target is not None and rerun:
+        again = Recomputed(case.target, dtype=case.dtype)
         found.append((again, None if known else again.answered(case.texts)))
         layers = again.layers
     sources = [source for source, answered in found if answered is None or not is_another(answered)]
     notes = [said_of(source.name, answered) for source, answered in found if answered is not None]
-    if not any(isinstance(source, Recomputed) for source in sources):
+    believed = any(isinstance(source, Recomputed) for source in sources) if rerun else known or bool(sources)
+    if not believed:
         case = open_case(case.trace, case.checkpoint, None)
     return case, Truth(case.texts, sources, layers), [note for note in notes if note]
 
 
 def _recorded(case: Case, reference: Trace) -> Recorded:
     if not len(reference.rows("reference")):
-        raise UserError(f"{reference.folder}: no reference rows in it; record it with --capture all")
+        raise UserError(f"{reference.folder}: no reference rows in it; record it with spectrace reference")
     found = Recorded(reference, case.texts, read_texts(reference))
     if not any(found.covers(request) for request in case.texts):
         raise UserError(
-            f"{reference.folder}: none of the trace's requests is in it whole; record the same prompts, with --capture "
-            f"all and --level features"
+            f"{reference.folder}: none of the trace's requests is in it whole; record it for this very trace: "
+            f"spectrace reference --prompts {case.trace.folder}"
         )
     return found
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from spectrace.replay.donors import lend
+from spectrace.replay.texts import read_texts
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
@@ -13,6 +15,7 @@ from spectrace.tracer.trace import Trace
 __all__ = ["DepthRows", "DraftInputs", "Int", "Served", "places", "read_served", "runs_from_start"]
 
 Int = npt.NDArray[np.int64]
+_KEY = ("request", "depth", "pass", "node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +76,19 @@ def read_served(trace: Trace, *, gaps: bool = False) -> Served:
     """Join what the draft received with what it made of it, live rows only.
 
     A request whose depth-0 rows do not run from position 0 without a gap cannot be replayed, since the draft's cache
-    needs them all: it is listed as incomplete. With `gaps` it is replayed all the same: for a draft that really was
-    handed no other rows. Raises UserError when the trace holds no draft rows.
+    needs them all: it is listed as incomplete. Those of a prefix that was cached are another request's. With `gaps` it
+    is replayed all the same: for a draft that really was handed no other rows. Raises UserError when the trace holds no
+    draft rows.
     """
     received, drafted = (trace.rows(family, live=True, rank=0) for family in ("received", "drafted"))
     if not len(received):
         raise UserError(f"{trace.folder}: no received rows in it; record a run with a draft (depth of at least 1)")
-    received, drafted = _joined(received, drafted)
+    texts = {request: text.tokens for request, text in read_texts(trace).items()}
+    finished = trace.rows("requests")
+    cached = dict(zip(finished["request"].tolist(), finished["cached_prefix"].tolist(), strict=True))
+    received, drafted = lend(*_joined(received, drafted), texts, cached)
+    order = _key_order(received)
+    received, drafted = received.take(order), drafted.take(order)
     zero = received.take(received["depth"] == 0)
     requests, first, counts = np.unique(zero["request"], return_index=True, return_counts=True)
     offsets = np.arange(len(zero)) - np.repeat(first, counts)
@@ -94,11 +103,14 @@ def _joined(received: Rows, drafted: Rows) -> tuple[Rows, Rows]:
     says they are, and may be wrong.
     """
 
-    names = ("request", "depth", "pass", "node")
-    received = received.take(np.lexsort([received[name] for name in reversed(names)]))
-    at = places([drafted[name] for name in names], [received[name] for name in names])
+    received = received.take(_key_order(received))
+    at = places([drafted[name] for name in _KEY], [received[name] for name in _KEY])
     there = at >= 0
     return received.take(there), drafted.take(at[there])
+
+
+def _key_order(rows: Rows) -> Int:
+    return np.lexsort([rows[name] for name in reversed(_KEY)])
 
 
 def places(known: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> Int:

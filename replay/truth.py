@@ -163,8 +163,9 @@ class Recorded:
         reference = trace.rows("reference", live=True, rank=0)
         reference = reference.take(reference.has("boundaries"))
         self._rows = reference.take(became_text(reference, trace.rows("verified", accepted=True)))
+        self._told = _told(trace) if "texts" in trace.manifest else None
         twins = _twins(texts, theirs)
-        self._pairs = [(texts[mine], theirs[twin]) for mine, twin in twins.items()]
+        self._pairs = [(twin, texts[mine], theirs[twin]) for mine, twin in twins.items()]
         runs, self._runs = runs_from_start(self._rows), dict[int, Int]()
         for mine, twin in twins.items():
             needed = _true_rows(texts[mine], theirs[twin])
@@ -183,10 +184,25 @@ class Recorded:
         return _dealt({slot: rows.tensor("boundaries", f"b{slot.boundary}") for slot in slots}, runs)
 
     def answered(self) -> Answered:
-        """How much of what both runs answered greedily is the same, up to where their texts part."""
-        greedy = [pair for pair in self._pairs if not any(text.temperature for text in pair)]
-        equal = [(_shared(*pair) - len(pair[0].prompt), min(len(text.output) for text in pair)) for pair in greedy]
-        return Answered(sum(min(same + 1, length) for same, length in equal), sum(same for same, _ in equal))
+        """How much of what both runs answered greedily is the same, up to where their texts part.
+
+        Where the other run was given these texts, what it says after each of their tokens counts.
+        """
+        greedy = [(twin, a, b) for twin, a, b in self._pairs if not (a.temperature or b.temperature)]
+        if self._told is not None:
+            told = [(mine, self._told[twin]) for twin, mine, _ in greedy if twin in self._told]
+            whole = [(mine, best) for mine, best in told if len(best) == len(mine.tokens) - 1]
+            equal = sum(_given_again(mine, best) for mine, best in whole)
+            return Answered(sum(len(mine.output) for mine, _ in whole), equal)
+        parting = [(_shared(a, b) - len(a.prompt), min(len(a.output), len(b.output))) for _, a, b in greedy]
+        return Answered(sum(min(same + 1, length) for same, length in parting), sum(same for same, _ in parting))
+
+
+def _told(trace: Trace) -> dict[int, Tensor]:
+    """The best token after each row of the texts that a run was given, by request."""
+    rows = trace.rows("emitted", live=True, rank=0)
+    best = torch.from_numpy(rows["target_token"].astype(np.int64))
+    return {request: best[torch.from_numpy(run)] for request, run in runs_from_start(rows).items()}
 
 
 def _true_rows(mine: Text, theirs: Text) -> int:
@@ -250,36 +266,28 @@ class Recomputed:
         branches = {slot.boundary for slot in slots if slot.view is View.BRANCH and slot.boundary}
         for group in _groups(texts):
             out = self._run(group, streams | {0}, branches)
-            tensors = {slot: self._view(slot, out.boundaries, out.branches) for slot in slots}
-            found |= _dealt(tensors, {request: text.tokens[:-1] for request, text in group.items()})
+            found |= _dealt({slot: self._view(slot, out.boundaries, out.branches) for slot in slots}, group)
         return found
 
     def answered(self, texts: Mapping[int, Text]) -> Answered:
         """How many of the tokens that were answered greedily it would have answered; of the first texts alone."""
         greedy = {request: text for request, text in texts.items() if not text.temperature}
-        tokens = equal = 0
+        equal = tokens = 0
         for group in islice(_groups(greedy), 1):
             chosen = self._run(group, (), ()).logits.argmax(-1).cpu()
-            of_each = torch.split(chosen, [len(text.tokens) - 1 for text in group.values()])
-            for text, mine in zip(group.values(), of_each, strict=True):
-                tokens += len(text.output)
-                equal += int((mine[len(text.prompt) - 1 :] == torch.tensor(text.output)).sum())
+            of_each = torch.split(chosen, [len(rows) for rows in group.values()])
+            for request, mine in zip(group, of_each, strict=True):
+                tokens += len(texts[request].output)
+                equal += _given_again(texts[request], mine)
         return Answered(tokens, equal)
 
-    def _run(self, texts: Mapping[int, Text], boundaries: Collection[int], branches: Collection[int]) -> "TargetRows":
-        from spectrace.engine.packing import PackedRows
+    def _run(
+        self, texts: Mapping[int, Sequence[int]], boundaries: Collection[int], branches: Collection[int]
+    ) -> "TargetRows":
+        from spectrace.engine.packing import pack_texts
 
-        lengths = [len(text.tokens) - 1 for text in texts.values()]
-        first = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
-        positions = np.arange(sum(lengths)) - first
-        rows = PackedRows(
-            tokens=np.asarray([token for text in texts.values() for token in text.tokens[:-1]], np.int64),
-            owners=np.repeat(list(texts), lengths),
-            positions=positions,
-            parents=np.where(positions == 0, -1, np.arange(sum(lengths)) - 1),
-        )
         self.model.reset()
-        out = self.model.forward(rows, boundaries=boundaries, branches=branches)
+        out = self.model.forward(pack_texts(texts), boundaries=boundaries, branches=branches)
         self.model.reset()
         return out
 
@@ -295,18 +303,16 @@ class Recomputed:
                 return branches[slot.boundary] if slot.boundary else streams[0]
 
 
-def _groups(texts: Mapping[int, Text]) -> Iterator[dict[int, Text]]:
-    """Requests in groups of about so many rows that their logits stay small."""
-    group: dict[int, Text] = {}
-    rows = 0
-    for request, text in texts.items():
-        if group and rows + len(text.tokens) > _ROWS_AT_ONCE:
-            yield group
-            group, rows = {}, 0
-        group[request] = text
-        rows += len(text.tokens)
-    if group:
-        yield group
+def _groups(texts: Mapping[int, Text]) -> Iterator[dict[int, Sequence[int]]]:
+    """All tokens of each text but its last, in groups of about so many rows that their logits stay small."""
+    from spectrace.engine.packing import grouped
+
+    return grouped({request: text.tokens[:-1] for request, text in texts.items()}, _ROWS_AT_ONCE)
+
+
+def _given_again(text: Text, chosen: Tensor) -> int:
+    """How many of an answer's tokens are those that were chosen after the token before them [P]."""
+    return int((chosen[len(text.prompt) - 1 :] == torch.tensor(text.output)).sum())
 
 
 class Delivered:

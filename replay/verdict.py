@@ -240,8 +240,18 @@ def _next_command(outcome: Outcome, verdict: Verdict) -> str:
         given += ["--target", str(case.target)] if case.target else []
         return shlex.join([*given, "--budget", f"{_MORE_TIME * max(outcome.clock.budget_secs, 60):.0f}"])
     if case.target is None and (outcome.readings is None or outcome.readings.trained is None):
-        return shlex.join([*given, "--target", "TARGET"])
+        return _with_truth(case, given)
     return record_again(case)
+
+
+def _with_truth(case: Case, diagnose: Sequence[str]) -> str:
+    """The command that gets true boundaries: a target that is served elsewhere is seldom one to load whole here."""
+    trace = case.trace
+    if trace.manifest.get("engine", "spectrace") == "spectrace":
+        return shlex.join([*diagnose, "--target", "TARGET"])
+    target = (trace.manifest.get("target") or {}).get("path") or "TARGET"
+    words = ("spectrace", "reference", "--target", str(target), "--prompts", str(trace.folder), "--out", "REFERENCE")
+    return shlex.join(words)
 
 
 def record_again(case: Case) -> str:

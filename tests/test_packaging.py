@@ -20,8 +20,8 @@ MAY_IMPORT = {
     "tracer": ("tracer",),
     "engine": ("engine", "tracer"),
     "replay": (
-        "replay", "engine.attention", "engine.checkpoint", "engine.dialect", "engine.draft", "engine.packing",
-        "engine.rope", "engine.spec", "engine.target", "engine.tree", "tracer",
+        "replay", "engine.attention", "engine.checkpoint", "engine.dialect", "engine.draft", "engine.fields",
+        "engine.packing", "engine.rope", "engine.spec", "engine.target", "engine.tree", "tracer",
     ),
     "cli": ("cli", "replay", "engine", "tracer"),
 }  # fmt: skip

@@ -136,21 +136,21 @@ class Pump:
         self._end()
 
     def _handle(self, got: Item | _Flush | Literal[False]) -> None:
+        now_secs = time.monotonic()
+        if self._status and now_secs - self._told_secs >= _STATUS_SECS:
+            self._told_secs = now_secs
+            with suppress(OSError):
+                self._tell(self._status)
         if isinstance(got, Item):
             self._take(got)
         elif isinstance(got, _Flush):
             self._write_all()
             got.done.set()
-        now_secs = time.monotonic()
         for family in FAMILIES:
             pending = self._pending[family.name]
             if pending.parts and now_secs - pending.born_secs >= self._batch_secs:
                 self._write(family)
         self._settle()
-        if self._status and now_secs - self._told_secs >= _STATUS_SECS:
-            self._told_secs = now_secs
-            with suppress(OSError):
-                self._tell(self._status)
 
     def _tell(self, status: Callable[[], Status]) -> None:
         self._writer.tell(render_json(status().to_json()))

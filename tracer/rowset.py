@@ -67,6 +67,18 @@ class Rows:
         indices = np.arange(len(self))[which if isinstance(which, slice) else np.asarray(which)]
         return Rows(self.family, self._table.take(pa.array(indices)), self._writers[indices], self._segments)
 
+    def replaced(self, **columns: np.ndarray) -> Rows:
+        """The same rows with other values in some narrow columns."""
+        table = self._table
+        for name, values in columns.items():
+            table = table.set_column(table.column_names.index(name), name, pa.array(values))
+        return Rows(self.family, table, self._writers, self._segments)
+
+    def joined(self, other: Rows) -> Rows:
+        """These rows and, behind them, others of the same family and trace."""
+        table = pa.concat_tables([self._table, other._table], promote_options="permissive")
+        return Rows(self.family, table, np.concatenate([self._writers, other._writers]), self._segments)
+
     def where(self, **equals: object) -> Rows:
         """Rows whose columns equal a value, or one of a collection of values."""
         mask = np.ones(len(self), bool)

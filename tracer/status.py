@@ -20,7 +20,7 @@ class HookAccount:
     """One hook: `refused` says why it is not in place, `failure` what first went wrong in it.
 
     `secs` is the CPU time of the host's thread that it took, `host_secs` what the hooked method took by itself, hooks
-    within it included.
+    within it included. Of an `optional` one it is no news that it never fires.
     """
 
     refused: str = ""
@@ -29,6 +29,7 @@ class HookAccount:
     failure: str = ""
     secs: float = 0.0
     host_secs: float = 0.0
+    optional: bool = False
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class Status:
                 yield f"{name} is not hooked: {hook.refused}"
             elif hook.failures:
                 yield f"the hook on {name} failed {hook.failures} of {hook.calls} times, first with {hook.failure}"
-            elif not hook.calls and stepped:
+            elif not hook.calls and stepped and not hook.optional:
                 yield f"the hook on {name} never fired"
 
     def lost_steps(self, *, over: bool) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spectrace.engine.packing import PackedRows, RowTable
+from spectrace.engine.packing import PackedRows, RowTable, grouped, pack_texts
 
 
 @dataclass
@@ -143,6 +143,20 @@ def test_a_window_counts_positions_and_not_places() -> None:
 def test_a_prompt_in_one_batch_is_causal() -> None:
     mask = RowTable().mask(rows([0] * 4, [-1, 0, 1, 2]))
     assert np.array_equal(mask, np.tril(np.ones((4, 4), bool)))
+
+
+def test_whole_texts_in_one_batch_are_causal_each_by_itself() -> None:
+    rows = pack_texts({4: (7, 8, 9), 2: (5,), 3: (6, 6)})
+    assert rows.tokens.tolist() == [7, 8, 9, 5, 6, 6] and rows.owners.tolist() == [4, 4, 4, 2, 3, 3]
+    assert rows.positions.tolist() == [0, 1, 2, 0, 0, 1]
+    same = rows.owners[:, None] == rows.owners
+    assert (RowTable().mask(rows) == (same & (rows.positions[:, None] >= rows.positions))).all()
+
+
+def test_groups_hold_so_many_rows_and_a_longer_text_is_one_by_itself() -> None:
+    texts = {number: (0,) * length for number, length in enumerate((2, 3, 9, 1, 4, 1))}
+    assert [list(group) for group in grouped(texts, 5)] == [[0, 1], [2], [3, 4], [5]]
+    assert list(grouped({}, 5)) == []
 
 
 def test_siblings_do_not_see_each_other_and_the_next_batch_sees_only_the_accepted() -> None:

@@ -56,6 +56,13 @@ def test_diagnosing_again_names_trace_and_draft_and_what_was_too_little(skipped:
     assert told.verdict is Verdict.INSUFFICIENT and shlex.split(told.next_command) == words
 
 
+def test_of_another_engine_s_trace_the_target_is_recorded_beside_it_first() -> None:
+    trace = SimpleNamespace(folder=TRACE, manifest={**CASE.trace.manifest, "engine": "vllm"})
+    told = conclude(outcome(case=SimpleNamespace(**{**vars(CASE), "trace": trace})))
+    words = ["spectrace", "reference", "--target", TARGET, "--prompts", str(TRACE), "--out", "REFERENCE"]
+    assert told.verdict is Verdict.INSUFFICIENT and shlex.split(told.next_command) == words
+
+
 NO_FAULT = SimpleNamespace(
     engine=SimpleNamespace(explained=True, reproduced=SimpleNamespace(agreement=1.0, met=[True])),
     trained=SimpleNamespace(undecided=None, surprise=0.0),

@@ -7,7 +7,8 @@ ends. Everything here runs in the server's thread: it copies, and does nothing e
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spectrace.tracer.attach.hooks import Watching
@@ -19,7 +20,21 @@ from spectrace.tracer.staging import Staged, bits_of, stage
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Capture", "begins", "text_positions"]
+__all__ = ["Capture", "Spot", "begins", "draft_spots", "fed", "text_positions", "unwrapped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A method of an object's class to watch: by the capture's method `by`, or else by the one of the same name.
+
+    Without the arguments that it `needs` it is left alone. Of an `optional` one it is no news that it never fires.
+    """
+
+    host: Any
+    method: str
+    needs: tuple[str, ...] = ()
+    by: str = ""
+    optional: bool = False
 
 
 class Capture:
@@ -28,6 +43,7 @@ class Capture:
     def __init__(self, session: Session, *, full: bool) -> None:
         self.session, self.full = session, full
         self.step: Step | None = None
+        self.wrapping = False
         self.nbytes = 0
         self.features: tuple[Staged, Staged | None] | None = None
         self.met: set[str] = set()
@@ -81,19 +97,34 @@ class Capture:
 
     def combine_hidden_states(self, _model: Any, arguments: Mapping[str, Any]) -> Watching:
         """What is delivered to the draft, and what fc makes of it."""
-        if self.step is None or self.step.thin:
+        step = self.step
+        if step is None or step.thin:
             return
-        delivered = self.copy(arguments["hidden_states"])
+        rows = fed(step)
+        delivered = self.copy(arguments["hidden_states"][:rows])
         fused = yield
-        self.features = delivered, self.copy(fused) if self.full else None
+        self.features = delivered, self.copy(fused[:rows]) if self.full else None
 
     def forward(self, _model: Any, arguments: Mapping[str, Any]) -> Watching:
-        """One forward: its inputs are copied before it, since they lie in buffers that the next one writes into."""
+        """One forward, unless it is a wrapper's."""
+        if not self.wrapping:
+            yield from self._forward(arguments)
+
+    def wrapped(self, _wrapper: Any, arguments: Mapping[str, Any]) -> Watching:
+        """One forward through a wrapper, which may replay CUDA graphs instead of it."""
+        self.wrapping = True
+        try:
+            yield from self._forward(arguments["kwargs"])
+        finally:
+            self.wrapping = False
+
+    def _forward(self, arguments: Mapping[str, Any]) -> Watching:
+        """Inputs are copied before it, since they lie in buffers that the next one writes into."""
         step = self.step
         if step is None or step.thin or arguments["input_ids"] is None:
             return
         first = not step.forwards
-        rows = sum(group.fed for group in step.groups) if first else len(step.groups)
+        rows = fed(step) if first else len(step.groups)
         forward = Forward(
             self.copy(arguments["input_ids"][:rows]), self.copy(text_positions(arguments["positions"])[:rows])
         )
@@ -111,13 +142,34 @@ class Capture:
         """The best id in the draft's own vocabulary; the engine spreads its logits over the target's."""
         step = self.step
         logits = yield
-        if step is None or not step.forwards or logits is None:
+        forward = step.forwards[-1] if step and step.forwards else None
+        if forward is None or logits is None:
             return
         table = getattr(model, "draft_id_to_target_id", None)
         if table is not None:
             logits = logits[:, table + _arange(table)]
-        forward = step.forwards[-1]
         forward.draft_tokens, forward.logits = self.kept(logits.argmax(-1)), self.logits(logits)
+
+
+def draft_spots(drafter: Any, *, optional: bool = False) -> Iterator[Spot]:
+    """The methods of a draft's outer class, which is not compiled, and of what wraps it."""
+    model, wrapper = unwrapped(drafter.model), drafter.model
+    yield Spot(model, "combine_hidden_states", ("hidden_states",))
+    yield Spot(model, "forward", ("input_ids", "positions", "hidden_states"), optional=optional or wrapper is not model)
+    if wrapper is not model:
+        yield Spot(wrapper, "__call__", ("kwargs",), by="wrapped")
+    if not getattr(drafter, "use_local_argmax_reduction", False):
+        yield Spot(model, "compute_logits", optional=optional)
+
+
+def unwrapped(model: Any) -> Any:
+    """The model within what replays graphs of it."""
+    return model.unwrap() if hasattr(model, "unwrap") else model
+
+
+def fed(step: Step) -> int:
+    """How many rows the draft's first forward is fed."""
+    return sum(group.fed for group in step.groups)
 
 
 def _arange(like: Tensor) -> Tensor:

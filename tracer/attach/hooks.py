@@ -26,8 +26,10 @@ class Hooks:
     def __init__(self) -> None:
         self.placed: dict[str, HookAccount] = {}
 
-    def place(self, owner: Any, method: str, watch: Watch, *, needs: Sequence[str] = ()) -> HookAccount:
-        """Watch a method of a class, or a function of a module, once.
+    def place(
+        self, owner: Any, method: str, watch: Watch, *, needs: Sequence[str] = (), optional: bool = False
+    ) -> HookAccount:
+        """Watch a method of a class, or a function of a module, once; an `optional` one may never fire.
 
         It is left alone where it is not there, or lacks an argument of `needs`.
         """
@@ -40,7 +42,7 @@ class Hooks:
         signature = inspect.signature(original)
         if lacking := [need for need in needs if need not in signature.parameters]:
             return self.refuse(name, f"{name}{signature} takes no {', '.join(lacking)}")
-        hook = self.placed[name] = HookAccount()
+        hook = self.placed[name] = HookAccount(optional=optional)
         setattr(owner, method, _hooked(original, signature, watch, hook, name))
         return hook
 

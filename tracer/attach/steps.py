@@ -51,7 +51,10 @@ class Logits:
 
 @dataclass(slots=True)
 class Forward:
-    """One forward of the draft: all rows at depth 0 [D], one for each request [B] deeper; answers are of B."""
+    """One forward of the draft: all rows at depth 0 [D], one for each request [B] deeper; answers are of B.
+
+    Where all rows' `state` is out of sight, that of the rows that answer [B] may be there.
+    """
 
     tokens: Staged
     positions: Staged
@@ -69,7 +72,7 @@ class Step:
 
     `tokens` and `positions` are [T], `slots` [T, A*F], `targets` [N] the best token of each row with logits, which
     `logits` are of, `sampled` [B, S] with negative numbers behind what was accepted, `last` [B] the rows of the draft's
-    first forward that answer.
+    first forward that answer. `forwards` are one for each depth, None where it ran out of sight.
     A `thin` step came when there was no room for its tensors: of it the book is kept, and its other rows are lost.
     """
 
@@ -86,7 +89,7 @@ class Step:
     logits: Logits | None = None
     sampled: Staged | None = None
     last: Staged | None = None
-    forwards: list[Forward] = field(default_factory=list)
+    forwards: list[Forward | None] = field(default_factory=list)
     drafts: Staged | None = None
     thin: bool = False
 
@@ -150,15 +153,15 @@ class Scribe:
         self.book = Book()
 
     def write(self, step: Step) -> None:
-        """Everything that one step says."""
-        for name, known in step.met.items():
-            self.book.meet(name, **known)
-        if step.groups and step.tokens is not None and step.positions is not None and step.sampled is not None:
-            self._write(step, _array(step.tokens), _array(step.positions), _array(step.sampled))
+        """Everything that one step says. Whoever is gone has no rows in it, and the name may be another's by now."""
         for name in step.left:
             story = self.book.forget(name)
             if story and story.leave(step.at_secs):
                 self._request(story, step.number)
+        for name, known in step.met.items():
+            self.book.meet(name, **known)
+        if step.groups and step.tokens is not None and step.positions is not None and step.sampled is not None:
+            self._write(step, _array(step.tokens), _array(step.positions), _array(step.sampled))
 
     def _write(self, step: Step, tokens: Int, positions: Int, sampled: Int) -> None:
         groups = step.groups
@@ -218,7 +221,7 @@ class Scribe:
             round=np.where(at.verifies, at.rounds, -1)[owners],
             live=at.live[owners],
         )
-        for rows, logits in _by_logits(len(tokens), np.flatnonzero(targets >= 0), step.logits):
+        for rows, logits in _by_answer(len(tokens), np.flatnonzero(targets >= 0), step.logits):
             self.target.emitted(
                 keys.take(rows),
                 token=tokens[rows],
@@ -259,6 +262,8 @@ class Scribe:
         goes_on = at.live & [not (group.silent or story.ended) for group, story in at.each]
         none, tokens = np.zeros(len(requests), np.int64), _optional(step.drafts)
         for depth, forward in enumerate(step.forwards):
+            if forward is None:
+                continue
             if depth == 0:
                 owners, nodes, parents, answering = np.repeat(requests, lengths), _offsets(lengths), None, last
                 live = at.live[owners] & (np.arange(len(owners)) <= last[owners])
@@ -291,16 +296,18 @@ class Scribe:
             hash_only=self.hash_only,
         )
         draft_tokens, tokens = answers.spread(_optional(forward.draft_tokens)), answers.spread(answers.token)
-        for rows, logits in _by_logits(answers.rows, answers.answering, forward.logits):
+        state = forward.state
+        partial = state is not None and state.shape[0] != answers.rows
+        for rows, told in _by_answer(answers.rows, answers.answering, forward.logits, state if partial else None):
+            told.setdefault("state", None if partial else _rows_of(state, rows))
             self.draft.drafted(
                 keys.take(rows),
                 draft_token=None if draft_tokens is None else draft_tokens[rows],
                 token=None if tokens is None else tokens[rows],
                 fused=_rows_of(forward.fused, rows),
                 hidden=_rows_of(forward.hidden, rows),
-                state=_rows_of(forward.state, rows),
                 hash_only=self.hash_only,
-                **logits,
+                **told,
             )
 
     def _request(self, story: Story, step: int) -> None:
@@ -340,15 +347,18 @@ def _rows_of(staged: Staged | None, rows: Int) -> Staged | None:
     return Bits(bits.array[rows], bits.dtype)
 
 
-def _by_logits(rows: int, answering: Int, logits: Logits | None) -> Iterator[tuple[Int, dict[str, Any]]]:
-    """Rows without logits and, with them, the ones that have some; all at once where none were kept."""
-    if logits is None:
-        yield np.arange(rows), {}
-        return
-    if len(others := np.setdiff1d(np.arange(rows), answering)):
+def _by_answer(
+    rows: int, answering: Int, logits: Logits | None, state: Staged | None = None
+) -> Iterator[tuple[Int, dict[str, Any]]]:
+    """Rows that do not answer and, with what there is of answers alone, those that do; all at once if there is none."""
+    told: dict[str, Any] = {} if state is None else {"state": state}
+    if logits is not None:
+        ids, values, logsumexp = (one.wait() for one in (logits.ids, logits.values, logits.logsumexp))
+        told |= {"logits": (ids, values), "logsumexp": logsumexp.array}
+    others = np.setdiff1d(np.arange(rows), answering) if told else answering[:0]
+    if len(others):
         yield others, {}
-    ids, values, logsumexp = (one.wait() for one in (logits.ids, logits.values, logits.logsumexp))
-    yield answering, {"logits": (ids, values), "logsumexp": logsumexp.array}
+    yield (answering if told else np.arange(rows)), told
 
 
 def _offsets(lengths: Int) -> Int:

@@ -1,37 +1,49 @@
 """vLLM, unmodified: found through its entry point `vllm.general_plugins`, hooked where its Python stays Python.
 
-What is hooked before anything is loaded is the loading, and the scheduler's counts; once a worker has its models, it
-is known which runner and which draft there are to hook. Hooks lie on classes: each finds the capture of its object.
+What is hooked before anything is loaded is the loading, and the scheduler's counts. Once a worker has its models and
+has warmed up, it is known which runner and which draft there are to hook, and nothing but what is served comes by
+them any more. Hooks lie on classes: each finds the capture of its object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from spectrace.tracer.attach.capture import Capture
+from spectrace.tracer.attach.capture import Capture, Spot, unwrapped
 from spectrace.tracer.attach.hooks import Hooks, Watch, Watching
 from spectrace.tracer.attach.session import Session, Tally, level, refuse
 from spectrace.tracer.attach.vllm_facts import draft_facts, run_facts
-from spectrace.tracer.attach.vllm_v1 import DRAFTER_HOOKS, RUNNER_HOOKS, RUNNER_NEEDS, V1Capture
+from spectrace.tracer.attach.vllm_v1 import V1Capture, v1_obstacles, v1_spots
+from spectrace.tracer.attach.vllm_v2 import V2Capture, v2_obstacles, v2_spots
 from spectrace.tracer.attach.vllm_weights import draft_weights, placements, shared_weights
 from spectrace.tracer.rows import Level
 
 __all__ = ["attach"]
 
-TRIED: Final = ("0.32.0",)
-_DRAFT_HOOKS: Final = {
-    "combine_hidden_states": ("hidden_states",),
-    "forward": ("input_ids", "positions", "hidden_states"),
-    "compute_logits": (),
-}
-_hooks, _scheduler_hooks = Hooks(), Hooks()
+_loading, _hooks, _scheduler_hooks = Hooks(), Hooks(), Hooks()
 _captures: WeakKeyDictionary[Any, Capture] = WeakKeyDictionary()
 _tallies: WeakKeyDictionary[Any, Tally] = WeakKeyDictionary()
 _loaded: dict[str, str] = {}
 """Fingerprints of the draft's weights, from before they were packed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A runner of vLLM: the versions it was recorded in, and how a step is captured, and what stands against it."""
+
+    tried: tuple[str, ...]
+    name_of_drafter: str
+    capture: type[Capture]
+    spots: Callable[[Any], Iterable[Spot]]
+    obstacles: Callable[[Any], Iterator[str]]
+
+
+_V1 = _Kind(("0.32.0",), "drafter", V1Capture, v1_spots, v1_obstacles)
+_V2 = _Kind((), "speculator", V2Capture, v2_spots, v2_obstacles)
 
 
 def attach() -> None:
@@ -41,8 +53,8 @@ def attach() -> None:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.worker.gpu_worker import Worker
 
-    _hooks.place(base_loader, "process_weights_after_loading", _process_weights, needs=("model",))
-    _hooks.place(Worker, "load_model", _load_model)
+    _loading.place(base_loader, "process_weights_after_loading", _process_weights, needs=("model",))
+    _loading.place(Worker, "load_model", _load_model)
     _scheduler_hooks.place(EngineCore, "shutdown", _shut_down)
     needs, name = ("num_draft_tokens", "num_accepted_tokens"), "make_spec_decoding_stats"
     if _scheduler_hooks.place(Scheduler, name, _count_round, needs=needs).refused:
@@ -74,40 +86,47 @@ def _shut_down(core: Any, _arguments: Mapping[str, Any]) -> Watching:
 
 
 def _load_model(worker: Any, _arguments: Mapping[str, Any]) -> Watching:
-    """Once the models are there it is known what there is to hook."""
+    """A worker may warm up in its own way: then that is to be hooked."""
     yield
-    try:
+    if _loading.place(type(worker), "compile_or_warm_up_model", _warm_up).refused:
         _begin(worker.model_runner)
+
+
+def _warm_up(worker: Any, _arguments: Mapping[str, Any]) -> Watching:
+    """What runs until it is over serves nobody, and some of it becomes CUDA graphs."""
+    yield
+    _begin(worker.model_runner)
+
+
+def _begin(runner: Any) -> None:
+    """Record from here on. Of the stages of a pipeline only the last one samples and drafts."""
+    try:
+        if runner not in _captures and _last_stage():
+            _record(runner, _V2 if hasattr(runner, "speculator") else _V1)
     except Exception as error:
         refuse("vLLM", error)
 
 
-def _begin(runner: Any) -> None:
-    drafter: Any = getattr(runner, "drafter", None)
-    rank = _rank()
-    name = type(runner).__name__
-    if lacking := [need for need in RUNNER_NEEDS if not hasattr(runner, need)]:
-        _hooks.refuse(f"{name}, the object", f"it has no {', '.join(lacking)}")
-    inside = tuple(f"{name}.{method}" for method in ("execute_model", "sample_tokens"))
+def _record(runner: Any, kind: _Kind) -> None:
+    name, rank = type(runner).__name__, _rank()
+    _hooks.placed |= {what: hook for what, hook in _loading.placed.items() if hook.refused or hook.failures}
+    facts = _facts(runner, getattr(runner, kind.name_of_drafter, None), rank)
     session = Session(
-        _facts(runner, drafter, rank),
+        facts,
         rank=rank,
-        depth=int(getattr(runner, "num_spec_tokens", 0)),
+        depth=facts["target"]["run"]["serving"]["depth"],
         hooks=_hooks,
-        inside=inside,
-        notes=_notes(),
+        inside=tuple(f"{name}.{method}" for method in ("execute_model", "sample_tokens")),
+        notes=_notes(kind.tried),
     )
-    capture = V1Capture(session, full=level() is Level.FULL)
-    _hook(runner, RUNNER_HOOKS, capture)
-    if hasattr(drafter, "model"):
-        _hook(drafter, DRAFTER_HOOKS, capture)
-        _hook(drafter.model, _DRAFT_HOOKS, capture)
-
-
-def _hook(host: Any, methods: Mapping[str, tuple[str, ...]], capture: Capture) -> None:
-    _captures[host] = capture
-    for method, needs in methods.items():
-        _hooks.place(type(host), method, _of_its_capture(method), needs=needs)
+    if obstacles := "; ".join(kind.obstacles(runner)):
+        _hooks.refuse(f"{name}, the object", obstacles)
+        return
+    capture = kind.capture(session, full=level() is Level.FULL)
+    for spot in kind.spots(runner):
+        _captures[spot.host] = capture
+        watch = _of_its_capture(spot.by or spot.method)
+        _hooks.place(type(spot.host), spot.method, watch, needs=spot.needs, optional=spot.optional)
 
 
 def _of_its_capture(method: str) -> Watch:
@@ -124,12 +143,18 @@ def _facts(runner: Any, drafter: Any, rank: int) -> dict[str, dict[str, Any]]:
     drafts, facts = hasattr(drafter, "model"), run_facts(runner)
     found: dict[str, dict[str, Any]] = {"target": {"expects": ["emitted"], "run": facts}}
     if drafts:
-        loaded = _loaded | shared_weights(drafter.model)
+        loaded = _loaded | shared_weights(unwrapped(drafter.model))
         facts["sharded"] = {"draft": placements(facts["tensor_parallel"]["draft"], loaded)}
         found["draft"] = {"expects": ["received", "drafted"], "loaded": loaded, **draft_facts(drafter)}
     if rank == 0:
         found["scheduler"] = {"expects": ["requests", *(["verified"] if drafts else [])]}
     return found
+
+
+def _last_stage() -> bool:
+    from vllm.distributed.parallel_state import get_pp_group
+
+    return bool(get_pp_group().is_last_rank)
 
 
 def _rank() -> int:
@@ -138,14 +163,14 @@ def _rank() -> int:
     return int(get_tensor_model_parallel_rank())
 
 
-def _notes() -> tuple[str, ...]:
-    """That this version is not one of those that were tried, where it is not."""
+def _notes(tried: tuple[str, ...]) -> tuple[str, ...]:
+    """That this version of the runner is not one of those that were tried, where it is not."""
     version = _version()
-    if version.partition("+")[0] in TRIED:
+    if version.partition("+")[0] in tried:
         return ()
+    versions = f"none of the versions that it was tried with ({', '.join(tried)})" if tried else "untried"
     return (
-        f"vLLM {version} is none of the versions that recording was tried with ({', '.join(TRIED)}): trust this trace "
-        f"where `spectrace check` finds nothing",
+        f"recording this runner of vLLM {version} is {versions}: trust a trace where `spectrace check` finds nothing",
     )
 
 
