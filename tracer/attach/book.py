@@ -14,7 +14,10 @@ __all__ = ["Book", "Story"]
 
 @dataclass(slots=True)
 class Story:
-    """One request. `passes` and `rounds` count those that are over; `ended` says why nothing follows, empty if not."""
+    """One request. `passes` and `rounds` count those that are over; `ended` says why nothing follows, empty if not.
+
+    `computed` is how many positions of its text have been computed at least once.
+    """
 
     number: int
     name: str
@@ -26,6 +29,7 @@ class Story:
     cached_prefix: int = 0
     output: list[int] = field(default_factory=list)
     passes: int = 0
+    computed: int = 0
     rounds: int = 0
     correct_drafts: int = 0
     ended: str = ""

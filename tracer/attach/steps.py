@@ -104,6 +104,13 @@ class _Passes:
     rounds: Int
     live: np.ndarray
     counts: Int
+    firsts: Int
+    computed: Int
+
+    def again(self, owners: Int, nodes: Int) -> np.ndarray:
+        """Which rows of the text were computed before, and are again because their request lost its cache."""
+        before: np.ndarray = self.firsts[owners] + nodes < self.computed[owners]
+        return before
 
     @property
     def each(self) -> list[tuple[Group, Story]]:
@@ -180,6 +187,8 @@ class Scribe:
             rounds=np.array([story.rounds for story in stories]),
             live=np.array([not story.ended for story in stories]),
             counts=np.array([len(row) for row in valid]),
+            firsts=firsts,
+            computed=np.array([story.computed for story in stories]),
         )
         targets = _targets(step, len(tokens))
         if step.thin:
@@ -192,8 +201,12 @@ class Scribe:
         ]
         if self.scheduler:
             self._verified(step, at, tokens, positions, targets, cuts)
-        for story, group, count, was_live in zip(stories, groups, at.counts.tolist(), at.live.tolist(), strict=True):
+        ends = positions[np.cumsum([group.rows for group in groups]) - 1]
+        for story, group, count, was_live, end in zip(
+            stories, groups, at.counts.tolist(), at.live.tolist(), ends.tolist(), strict=True
+        ):
             story.passes += 1
+            story.computed = max(story.computed, end + 1 - (0 if group.silent else group.drafts + 1 - count))
             if group.drafts and was_live:
                 story.rounds += 1
                 story.correct_drafts += count - 1
@@ -219,7 +232,7 @@ class Scribe:
             position=positions,
             phase=np.where(decodes, Phase.VERIFY, Phase.PREFILL)[owners],
             round=np.where(at.verifies, at.rounds, -1)[owners],
-            live=at.live[owners],
+            live=at.live[owners] & ~at.again(owners, nodes),
         )
         for rows, logits in _by_answer(len(tokens), np.flatnonzero(targets >= 0), step.logits):
             self.target.emitted(
@@ -267,6 +280,7 @@ class Scribe:
             if depth == 0:
                 owners, nodes, parents, answering = np.repeat(requests, lengths), _offsets(lengths), None, last
                 live = at.live[owners] & (np.arange(len(owners)) <= last[owners])
+                live &= ~at.again(owners, nodes)
             else:
                 owners, nodes, parents, answering = requests, none, last - starts if depth == 1 else none, requests
                 live = goes_on

@@ -34,11 +34,12 @@ def answer(target: str, draft: str, given: dict[str, Any]) -> dict[str, Any]:
     """One engine from its start to its end: its outputs, and its own counters."""
     from vllm import LLM, SamplingParams
 
-    llm = LLM(
-        model=target, dtype="float32", max_model_len=512, max_num_seqs=8, seed=0, disable_log_stats=False,
-        speculative_config={"method": "eagle3", "model": draft, "num_speculative_tokens": 3},
-        **{"skip_tokenizer_init": True, "enforce_eager": True, **given.get("options", {})},
-    )  # fmt: skip
+    usual = {
+        "dtype": "float32", "max_model_len": 512, "max_num_seqs": 8, "seed": 0, "disable_log_stats": False,
+        "skip_tokenizer_init": True, "enforce_eager": True,
+    }  # fmt: skip
+    speculative = {"method": "eagle3", "model": draft, "num_speculative_tokens": 3}
+    llm = LLM(model=target, speculative_config=speculative, **{**usual, **given.get("options", {})})
     sampling = SamplingParams(
         temperature=0.0, max_tokens=given.get("max_new", 40), ignore_eos=given.get("ignore_end", True), detokenize=False
     )

@@ -145,3 +145,32 @@ def test_a_prompt_that_goes_on_asks_for_no_token(tmp_path: Path) -> None:
     assert trace.rows("received")["live"].tolist() == [True, True, False]
     assert set(trace.rows("received")["round"].tolist()) == {-1}
     assert trace.rows("requests")["finish_reason"].tolist() == ["abort"]
+
+
+def test_where_only_the_states_that_answer_are_seen_they_lie_at_the_rows_that_answer(tmp_path: Path) -> None:
+    partial = verify(1, "a", [21, 30, -1])
+    first, _ = partial.forwards
+    assert first
+    first.state = stage(torch.full((1, 2), 7.0))
+    trace = written(tmp_path / "trace", prefill(0, "a"), partial)
+    drafted = trace.rows("drafted", depth=0, step=1)
+    drafted = drafted.take(np.argsort(drafted["node"]))
+    assert drafted.has("state").tolist() == [False, True, False] and drafted["token"].tolist() == [-1, 40, -1]
+    assert drafted.take([1]).tensor("state").tolist() == [[7.0, 7.0]]
+
+
+def test_a_forward_that_ran_out_of_sight_leaves_no_rows_and_the_next_its_own_depth(tmp_path: Path) -> None:
+    step = prefill(0, "a")
+    first, deeper = step.forwards
+    step.forwards = [first, None, None, deeper]
+    trace = written(tmp_path / "trace", step)
+    for family in ("received", "drafted"):
+        assert trace.rows(family)["depth"].tolist() == [0, 0, 0, 3]
+
+
+def test_a_name_may_be_given_again_in_the_step_that_says_its_owner_is_gone(tmp_path: Path) -> None:
+    again = prefill(1, "a")
+    again.left = ("a",)
+    trace = written(tmp_path / "trace", prefill(0, "a"), again, Step(2, 3.0, left=("a",)))
+    requests = trace.rows("requests")
+    assert requests["request"].tolist() == [0, 1] and requests["finish_reason"].tolist() == ["abort", "abort"]

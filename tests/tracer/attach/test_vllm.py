@@ -108,7 +108,7 @@ def test_requests_that_are_preempted_and_resumed_are_recorded_as_one_text(serve:
     """Blocks for about three of eight answers: some lose their cache on the way, and are computed again."""
     target, draft = pair_of("llama")
     asked = {"prompts": [[5 + at, 9, 30] for at in range(8)], "max_new": 120}
-    served = serve(target, draft, asked=asked, num_gpu_blocks_override=16, block_size=16, max_model_len=128)
+    served = serve(target, draft, asked=asked, num_gpu_blocks_override=14, block_size=32, max_model_len=128)
     assert served.counters["num_preemptions"] > 0
     assert examine(served.folder).ok
     counted_as_served(served)
@@ -175,6 +175,6 @@ def _keyed(trace: Trace, family: str, kind: str) -> tuple[Rows, list[tuple[Any, 
     rows = rows.take(rows.has(kind))
     if family == "emitted":  # rows of text, not of drafts that were rejected
         read = zip(rows["request"], rows["position"], rows["token"], strict=True)
-        rows = rows.take(np.array([texts[int(one)][at] == token for one, at, token in read]))
+        rows = rows.take(np.array([texts[int(one)][at : at + 1] == (token,) for one, at, token in read]))
     bases = zip(rows["request"], rows["position"] - rows["depth"], rows["depth"], strict=True)
     return rows, [(texts[int(request)][: int(base) + 2], int(depth)) for request, base, depth in bases]

@@ -55,12 +55,13 @@ def started(vllm: Path, environment: dict[str, str], pair_of: Pair, tmp_path: Pa
         (tmp_path / "asked.json").write_text(json.dumps(asked), "utf-8")
         serve = [vllm / "python", Path(__file__).with_name("serve_vllm.py"), target, draft]
         command = [vllm / "spectrace", "record", "--out", tmp_path / "trace", "--", *serve, "asked.json", "said.json"]
-        running.append(
-            subprocess.Popen(
-                list(map(str, command)), env={**environment, **variables}, text=True, cwd=tmp_path,
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            )
-        )  # fmt: skip
+        with (tmp_path / "log").open("w", encoding="utf-8") as log:
+            running.append(
+                subprocess.Popen(
+                    list(map(str, command)), env={**environment, **variables}, text=True, cwd=tmp_path,
+                    stdout=log, stderr=log,
+                )
+            )  # fmt: skip
         return running[-1]
 
     yield start
@@ -99,8 +100,7 @@ def test_a_rank_that_is_killed_ends_the_server_as_without_us_and_is_told(started
     wait_for(lambda: steps_in(trace) > 10)
     os.kill(writer_pid(trace, "target-1"), signal.SIGKILL)
     assert server.wait(PATIENCE_SECS) not in (0, None), "vLLM gives up without one of its ranks"
-    assert server.stderr
-    log = server.stderr.read()
+    log = (tmp_path / "log").read_text("utf-8")
     assert "EngineDeadError" in log or "died" in log
     found = examine(trace)
     assert found.exit_code == 1 and not found.sealed
@@ -132,8 +132,8 @@ def test_a_second_server_is_refused_a_folder_that_is_taken(started: Start, tmp_p
     (tmp_path / "trace").mkdir()
     (tmp_path / "trace" / "something").write_text("", "utf-8")
     second = started(ENDLESS)
-    assert second.wait(60) == 2 and second.stderr
-    assert "exists and is not an empty folder" in second.stderr.read()
+    assert second.wait(60) == 2
+    assert "exists and is not an empty folder" in (tmp_path / "log").read_text("utf-8")
 
 
 def test_the_openai_server_is_recorded_as_it_is(
@@ -154,10 +154,10 @@ def test_the_openai_server_is_recorded_as_it_is(
         "--host", "127.0.0.1", "--port", port, "--served-model-name", "it",
     ]  # fmt: skip
     path = os.pathsep.join(filter(None, (str(tmp_path / "stub"), environment.get("PYTHONPATH"))))
-    log = (tmp_path / "log").open("w")
-    server = subprocess.Popen(
-        list(map(str, command)), env={**environment, "PYTHONPATH": path}, stdout=log, stderr=log, cwd=tmp_path
-    )
+    with (tmp_path / "log").open("w", encoding="utf-8") as log:
+        server = subprocess.Popen(
+            list(map(str, command)), env={**environment, "PYTHONPATH": path}, stdout=log, stderr=log, cwd=tmp_path
+        )
 
     def ask(page: str, **body: Any) -> str:
         data = json.dumps(body).encode() if body else None
