@@ -20,7 +20,7 @@ class Feeder(Generic[Item]):
     def __init__(self, take: Callable[[Item], None], *, queue_bytes: int) -> None:
         self.failure = ""
         self.failures = 0
-        self._take, self._queue_bytes = take, queue_bytes
+        self._take, self._queue_bytes, self._closed = take, queue_bytes, False
         self._held_bytes, self._lock = 0, threading.Lock()
         self._queue: SimpleQueue[tuple[Item, int] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="spectrace-feeder", daemon=True)
@@ -30,12 +30,16 @@ class Feeder(Generic[Item]):
         return self._held_bytes < self._queue_bytes
 
     def put(self, item: Item, nbytes: int) -> None:
+        """Hand over; what comes after the end is let go."""
+        if self._closed:
+            return
         with self._lock:
             self._held_bytes += nbytes
         self._queue.put((item, nbytes))
 
     def close(self) -> None:
         """Until everything is taken."""
+        self._closed = True
         self._queue.put(None)
         self._thread.join()
 

@@ -6,11 +6,11 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from itertools import count
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Final
 
 from spectrace.tracer.attach import LEVEL, TRACE
+from spectrace.tracer.attach.ending import close_at_end, engine_group
 from spectrace.tracer.attach.feeder import Feeder
 from spectrace.tracer.attach.hooks import Hooks
 from spectrace.tracer.attach.steps import Scribe, Step
@@ -23,7 +23,6 @@ __all__ = ["Session", "Tally", "level", "refuse"]
 log = logging.getLogger("spectrace.attach")
 
 _QUEUE_BYTES: Final = 512 << 20
-_FIRST = 0  # processes that end run what was registered last first, and by then their threads must not be gone
 
 
 def level() -> Level:
@@ -63,7 +62,7 @@ class Session:
             hash_only=rank > 0,
         )
         self._feeder = Feeder(self._write, queue_bytes=_QUEUE_BYTES)
-        Finalize(None, self.close, exitpriority=_FIRST)
+        close_at_end(self.close)
 
     def room(self) -> bool:
         """Whether there is any for the tensors of another step."""
@@ -96,7 +95,7 @@ class Tally:
     def __init__(self, hooks: Hooks) -> None:
         self.counted, self._hooks = RoundAccount(), hooks
         self._recorder = _recorder("engine", 0, _incarnation("engine", 0), {}, self.status)
-        Finalize(None, self.close, exitpriority=_FIRST)
+        close_at_end(self.close)
 
     def status(self) -> Status:
         """The counts so far."""
@@ -114,7 +113,7 @@ def refuse(what: str, error: BaseException) -> None:
     try:
         status = Status({what: HookAccount(refused=why)})
         recorder = _recorder("attach", 0, _incarnation("attach", 0), {}, lambda: status)
-        Finalize(None, recorder.close, exitpriority=_FIRST)
+        close_at_end(recorder.close)
     except Exception as other:
         log.error("spectrace: nor can the trace be told: %s", other)
 
@@ -128,5 +127,5 @@ def _incarnation(role: str, rank: int) -> int:
 def _recorder(
     role: str, rank: int, incarnation: int, facts: Mapping[str, Any], status: Callable[[], Status] | None
 ) -> Recorder:
-    folder = Path(os.environ[TRACE])
-    return Recorder(folder, role=role, rank=rank, incarnation=incarnation, level=level(), facts=facts, status=status)
+    folder, told = Path(os.environ[TRACE]), {"engine_group": engine_group(), **facts}
+    return Recorder(folder, role=role, rank=rank, incarnation=incarnation, level=level(), facts=told, status=status)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from spectrace.tracer.attach.capture import Capture, Spot, unwrapped
+from spectrace.tracer.attach.ending import ask_to_end, engine_group
 from spectrace.tracer.attach.hooks import Hooks, Watch, Watching
 from spectrace.tracer.attach.session import Session, Tally, level, refuse
 from spectrace.tracer.attach.vllm_facts import draft_facts, run_facts
@@ -24,6 +25,7 @@ from spectrace.tracer.rows import Level
 
 __all__ = ["attach"]
 
+_PATIENCE_SECS: Final = 5.0
 _loading, _hooks, _scheduler_hooks = Hooks(), Hooks(), Hooks()
 _captures: WeakKeyDictionary[Any, Capture] = WeakKeyDictionary()
 _tallies: WeakKeyDictionary[Any, Tally] = WeakKeyDictionary()
@@ -51,11 +53,14 @@ def attach() -> None:
     from vllm.model_executor.model_loader import base_loader
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.utils import CoreEngineProcManager
     from vllm.v1.worker.gpu_worker import Worker
 
+    engine_group()
     _loading.place(base_loader, "process_weights_after_loading", _process_weights, needs=("model",))
     _loading.place(Worker, "load_model", _load_model)
     _scheduler_hooks.place(EngineCore, "shutdown", _shut_down)
+    _scheduler_hooks.place(CoreEngineProcManager, "shutdown", _shut_down)
     needs, name = ("num_draft_tokens", "num_accepted_tokens"), "make_spec_decoding_stats"
     if _scheduler_hooks.place(Scheduler, name, _count_round, needs=needs).refused:
         _hooks.placed |= _scheduler_hooks.placed  # no scheduler will say so
@@ -78,10 +83,9 @@ def _count_round(scheduler: Any, arguments: Mapping[str, Any]) -> Watching:
     yield
 
 
-def _shut_down(core: Any, _arguments: Mapping[str, Any]) -> Watching:
-    """The counts are sealed before workers are waited for: then there may be no time left."""
-    if tally := _tallies.get(core.scheduler):
-        tally.close()
+def _shut_down(_host: Any, _arguments: Mapping[str, Any]) -> Watching:
+    """An engine that ends kills its processes, at once if it was told to: the trace is sealed before."""
+    ask_to_end(_PATIENCE_SECS)
     yield
 
 
