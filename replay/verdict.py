@@ -10,6 +10,7 @@ from spectrace.replay.causes import Broken, Readings
 from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
 from spectrace.replay.evidence import Evidence
 from spectrace.replay.ladder import Ladder
+from spectrace.replay.profiles import filled, profile_of
 from spectrace.replay.readings import SURPRISED, Clock
 from spectrace.replay.truth import Truth
 from spectrace.replay.worth import Worth
@@ -255,9 +256,11 @@ def _with_truth(case: Case, diagnose: Sequence[str]) -> str:
 
 
 def record_again(case: Case) -> str:
-    """The command that records what this trace lacks."""
+    """The command that records what this trace lacks, with the engine that served it."""
+    profile, draft = profile_of(case.trace.manifest), case.served_folder or case.checkpoint.folder
+    if profile.serve and profile.engine != "spectrace":
+        return filled(profile.serve, {"DRAFT": str(draft)})
     target = (case.trace.manifest.get("target") or {}).get("path") or "TARGET"
-    draft = case.served_folder or case.checkpoint.folder
     depth = (case.trace.manifest.get("serving") or {}).get("depth") or 3
     models = shlex.join(("--target", str(target), "--draft", str(draft), "--depth", str(depth)))
     return f"spectrace run {models} --prompts PROMPTS --level features --out NEW_TRACE"

@@ -116,6 +116,23 @@ def test_requests_that_are_preempted_and_resumed_are_recorded_as_one_text(serve:
     assert told.verdict is Verdict.HEALTHY, told
 
 
+def test_requests_on_a_cached_prefix_are_replayed_with_its_rows(serve: Serve, pair_of: Pair) -> None:
+    """One after another, with a beginning in common: vLLM computes it once."""
+    target, draft = pair_of("llama")
+    beginning = [5 + at % 50 for at in range(80)]
+    asked = {"prompts": [[*beginning, 9 + at, 30] for at in range(12)], "max_new": 30}
+    served = serve(target, draft, asked=asked, max_num_seqs=1, enable_prefix_caching=True, block_size=32)
+    trace = served.trace
+    assert examine(trace.folder).ok and trace.manifest["mode"]["prefix_cache"]
+    cached = trace.rows("requests")["cached_prefix"]
+    assert cached[0] == 0 and min(cached[1:]) >= 32
+    replayed = replay_trace(trace, build_draft(read_draft(draft), target=target, dtype=served_dtype(trace)))
+    assert replayed.requests == 12 and not replayed.incomplete
+    comparison = replayed.comparison
+    assert comparison.tokens_equal == comparison.answers > 60 and replayed.agrees
+    assert diagnose(trace, read_draft(draft), target=target).verdict is Verdict.HEALTHY
+
+
 def test_one_config_means_the_same_in_vllm_and_in_the_reference_engine(
     serve: Serve, smollm2: tuple[Path, Path], heldout: list[list[int]], spectrace: Callable[..., Any], tmp_path: Path
 ) -> None:
