@@ -79,13 +79,17 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """A draft as its files describe it; `wiring` is None when the config names no layer ids."""
+    """A draft as its files describe it; `wiring` is None when the config names no layer ids.
+
+    `names` are what the tensors of a `DraftModel` are called in its files, those that are not there included.
+    """
 
     folder: Path
     spec: DraftSpec
     wiring: Wiring | None
     tensors: Mapping[str, Tensor]
     report: LoadReport
+    names: Mapping[str, str]
 
 
 def default_wiring(layers: int) -> tuple[int, ...]:
@@ -182,7 +186,7 @@ def read_draft(folder: Path) -> DraftCheckpoint:
     for name, tensor in tensors.items():
         if broken := _broken_table(tensor, spec) if name == "d2t" else _broken_weights(tensor):
             raise UserError(f"{folder}: tensor {theirs[name]} {broken}; export the draft again")
-    return DraftCheckpoint(folder, spec, wiring, tensors, report)
+    return DraftCheckpoint(folder, spec, wiring, tensors, report, theirs)
 
 
 def _broken_weights(tensor: Tensor) -> str:

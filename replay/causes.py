@@ -1,26 +1,25 @@
 """From readings and findings to causes: which link is broken, who is wrong about it, and the edit that repairs it."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-
-import torch
+from dataclasses import dataclass, replace
 
 from spectrace.engine.fields import read_config
 from spectrace.replay.case import Case
 from spectrace.replay.configuration import Configuration, Slot, listed
 from spectrace.replay.diagnosis import Reading
-from spectrace.replay.edits import Edit, Who, fix_hand_off, fix_switch, fix_wiring
+from spectrace.replay.edits import TENSORS, Edit, Who, drop_tensor, fix_hand_off, fix_switch, fix_wiring
 from spectrace.replay.evidence import Evidence
-from spectrace.replay.finding import Finding
-from spectrace.replay.hypotheses import LINKS, Hypothesis, moved, served_table
+from spectrace.replay.found import OWN, Broken, from_finding
+from spectrace.replay.hypotheses import LINKS, Hypothesis
 from spectrace.replay.identify import Match
-from spectrace.replay.links import LINK_OF
+from spectrace.replay.links import TRAINED_OTHERWISE
+from spectrace.replay.missing import lost_in_copy
 from spectrace.replay.profiles import profile_of
 from spectrace.replay.readings import SURPRISED, EngineReading, TrainedReading, rivals_of
-from spectrace.replay.vocabulary import drafted_pairs, rebuilt_table
+from spectrace.replay.vocabulary import rebuilt_table
 from spectrace.replay.wirings import name_wiring
 
-__all__ = ["Broken", "Readings", "broken_links", "found_alone"]
+__all__ = ["Readings", "broken_links", "found_alone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Readings:
         held = [match.held for match in self.matches]
         return tuple(one for one in held if one) if held and all(held) else None
 
-    def table(self, broken: Sequence["Broken"] = ()) -> dict[str, Reading]:
+    def table(self, broken: Sequence[Broken] = ()) -> dict[str, Reading]:
         """Every link as configured, as the engine had it, and as the draft was trained.
 
         Of a link that the trace shows to be broken by itself, that is what the engine had.
@@ -63,30 +62,9 @@ class Readings:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Broken:
-    """A broken link before its worth is known.
-
-    `simulated` tells that a free run can have this link broken, so that others can be foretold beside it; `step` breaks
-    it, where a step does; `proven` says that the trace shows it by itself, not the replay.
-    """
-
-    fault: str
-    variant: str
-    title: str
-    evidence: tuple[str, ...]
-    edit: Edit
-    confidence: float
-    link: str = ""
-    alike: tuple[str, ...] = ()
-    simulated: bool = True
-    step: Hypothesis | None = field(default=None, compare=False)
-    proven: bool = False
-
-
 def found_alone(case: Case, evidence: Evidence) -> list[Broken]:
     """What the trace shows by itself."""
-    return [_from_finding(case, evidence, finding) for finding in evidence.findings]
+    return [from_finding(case, evidence, finding) for finding in evidence.findings]
 
 
 def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Broken]:
@@ -102,8 +80,8 @@ def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Bro
         and "vocabulary map" not in {step.link for step in trained.steps}
     )
     findings = [one for one in evidence.findings if not (one.variant == "checkpoint" and confirmed)]
-    found = [_from_finding(case, evidence, finding) for finding in findings]
-    unsure = [_from_finding(case, evidence, one) for one in (*evidence.doubts, *evidence.suspected)]
+    found = [from_finding(case, evidence, finding) for finding in findings]
+    unsure = [from_finding(case, evidence, one) for one in (*evidence.doubts, *evidence.suspected)]
     values = () if evidence.cast else (*_unknown_slots(case, readings), *_scaled(case, readings))
     for one in (*_wiring(case, readings), *values, *_computing(case, readings)):
         same = [other for other in found if other.proven and _is_same(other, one)]
@@ -114,7 +92,7 @@ def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Bro
             found.append(_joined(borne_out[0], one) if borne_out else one)
     # A table that cannot be rebuilt was held against no other: it is wrong where nothing else makes sense of the text.
     if trained is not None and not trained.surprise <= SURPRISED and rebuilt_table(case.checkpoint) is None:
-        found += [_from_finding(case, evidence, one) for one in evidence.suspected]
+        found += [from_finding(case, evidence, one) for one in evidence.suspected]
     return found
 
 
@@ -127,73 +105,19 @@ def _is_same(finding: Broken, reading: Broken) -> bool:
 def _joined(finding: Broken, reading: Broken) -> Broken:
     """A finding that a reading confirms: of the two, the reading is what is run.
 
-    What happened on the way to the draft, or between ranks, keeps its repair.
+    What happened on the way to the draft, or between ranks, keeps its repair; so does a tensor, of which a finding
+    knows where it was lost.
     """
+    keeps = finding.link == "wiring" or finding.link in TENSORS
     return replace(
         reading,
         fault=finding.fault,
         variant=finding.variant or reading.variant,
         title=finding.title,
         evidence=(*finding.evidence, *reading.evidence),
-        edit=finding.edit if finding.link == "wiring" else reading.edit,
+        edit=finding.edit if keeps else reading.edit,
         confidence=max(finding.confidence, reading.confidence),
         alike=finding.alike,
-    )
-
-
-def _from_finding(case: Case, evidence: Evidence, finding: Finding) -> Broken:
-    """A finding's cause; positions and tables that are wrong can be run so, too."""
-    step, link = _as_found(case, finding), LINK_OF.get(finding.fault, "")
-    of_the_draft = link in _OF_THE_DRAFT
-    edit = _draft_edit(case, evidence, finding, link) if of_the_draft else _engine_edit(case, finding)
-    return Broken(
-        fault=finding.fault,
-        variant=finding.variant,
-        title=finding.title,
-        evidence=finding.evidence,
-        edit=edit,
-        confidence=finding.confidence,
-        link=link,
-        alike=finding.alike,
-        simulated=step is not None or finding.variant == "checkpoint",
-        step=step,
-        proven=True,
-    )
-
-
-def _as_found(case: Case, finding: Finding) -> Hypothesis | None:
-    """The step that a trace shows by itself; None where it shows none that a free run can take."""
-    if finding.offsets:
-        return moved(finding.offsets, finding.fault, finding.title)
-    if LINK_OF.get(finding.fault) == "vocabulary map" and finding.variant in ("", "engine"):
-        ids, tokens = (torch.from_numpy(one) for one in drafted_pairs(case.trace, case.checkpoint.spec))
-        return served_table(ids, tokens, finding.fault, finding.title)
-    return None
-
-
-_OF_THE_DRAFT = frozenset(LINKS) - {"wiring", "positions", "fc"}
-
-
-def _engine_edit(case: Case, finding: Finding) -> Edit:
-    return fix_hand_off(profile_of(case.trace.manifest), finding.fault, finding.variant)
-
-
-def _draft_edit(case: Case, evidence: Evidence, finding: Finding, link: str) -> Edit:
-    """By who is wrong: the checkpoint itself, the copy that was served, or the engine that loaded it."""
-    copied = bool(evidence.weights and evidence.weights.other_files)
-    who: Who = "config" if finding.variant == "checkpoint" else "conversion" if copied else "engine"
-    right: object = "as the draft was trained" if who == "config" else "the checkpoint's"
-    if LINKS[link].in_config and case.configured:
-        right = LINKS[link].to_write(case.configured)
-    return fix_switch(
-        profile_of(case.trace.manifest),
-        link,
-        who=who,
-        draft=case.checkpoint.folder,
-        served=case.served_folder,
-        right=right,
-        now=f"not: {finding.title}",
-        stage=finding.stage,
     )
 
 
@@ -371,6 +295,12 @@ def _engine_evidence(engine: EngineReading, step: Hypothesis) -> tuple[str, ...]
     return tuple(lines)
 
 
+def _lost_gains(case: Case, link: str) -> str:
+    """Gains of the norm before fc that the folder which was served does not hold, as they are called in files."""
+    names = lost_in_copy(case.trace, case.checkpoint) if link == "norm before fc" else {}
+    return ", ".join(theirs for name, theirs in names.items() if name.startswith("fuse_norms."))
+
+
 def _wrong_link(
     case: Case,
     readings: Readings,
@@ -382,7 +312,9 @@ def _wrong_link(
 ) -> Broken:
     link = LINKS[step.link]
     profile = profile_of(case.trace.manifest)
-    if step.link == "positions":
+    if who == "config" and step.fault in TRAINED_OTHERWISE:
+        edit = drop_tensor(case.checkpoint.folder, case.checkpoint.names[OWN[step.link]])
+    elif step.link == "positions":
         edit = fix_hand_off(profile, step.fault, "reverse" if who == "config" else step.variant)
     else:
         edit = fix_switch(
@@ -394,17 +326,20 @@ def _wrong_link(
             right=link.to_write(right),
             now=link.to_write(wrong),
         )
+    if who == "conversion" and (lost := _lost_gains(case, step.link)):
+        edit = Edit(f"{edit.text}; and copy {lost} from {case.checkpoint.folder}, which the copy lost, too")
     reading = readings.trained if who == "config" else readings.engine
     rivals = rivals_of(reading, step) if reading else ()
-    alike = dict.fromkeys((*step.alike, *(rival.fault for rival in rivals)))
+    alike = dict.fromkeys((step.fault, *step.alike, *(rival.fault for rival in rivals)))
+    fault = TRAINED_OTHERWISE.get(step.fault, step.fault) if who == "config" else step.fault
     return Broken(
-        fault=step.fault,
+        fault=fault,
         variant=step.variant or who,
         title=f"{step.link}: {link.read(wrong)}, where {link.read(right)} is right",
         evidence=evidence,
         edit=edit,
         confidence=readings.engine.reproduced.agreement if readings.engine and who != "config" else 0.99,
         link=step.link,
-        alike=tuple(fault for fault in alike if fault != step.fault),
+        alike=tuple(other for other in alike if other != fault),
         step=step,
     )

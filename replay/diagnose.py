@@ -16,6 +16,7 @@ from spectrace.replay.causes import Readings, broken_links, found_alone
 from spectrace.replay.configuration import Configuration, Slot, View, listed
 from spectrace.replay.diagnosis import Cause, Diagnosis
 from spectrace.replay.evidence import Evidence, gather
+from spectrace.replay.fed import ONE_SLOT, fed_width
 from spectrace.replay.foretell import Foreteller
 from spectrace.replay.handoff import faithful_rows
 from spectrace.replay.hypotheses import Hypothesis, computing, feeding, mapping, moving
@@ -179,8 +180,9 @@ class _Lab:
         first = first.take(first.has("features"))
         if not len(first):
             return None
-        width = self.case.checkpoint.spec.features_width
-        found = first.take(slice(0, 1)).tensor("features").shape[1]
+        width, found = self.case.checkpoint.spec.features_width, fed_width(self.case.trace)
+        if found != width and any(one.variant == ONE_SLOT for one in self.evidence.findings):
+            return None
         if found != width:
             raise UserError(
                 f"{self.case.trace.folder}: received features are {found} wide, but fc of "

@@ -13,7 +13,7 @@ from spectrace.engine.spec import RopeKind, RopeSpec
 from spectrace.replay.links import ENGINE_LINKS
 from spectrace.replay.profiles import Profile, Switch, filled, value_at
 
-__all__ = ["Edit", "Who", "fix_hand_off", "fix_switch", "fix_wiring"]
+__all__ = ["TENSORS", "Edit", "Who", "drop_tensor", "fix_hand_off", "fix_switch", "fix_wiring"]
 
 Who = Literal["config", "engine", "conversion"]
 """Who is wrong: the draft's own config or weights, the engine that serves it, or the copy that the engine was given.
@@ -30,11 +30,11 @@ class Edit:
     command: str = ""
 
 
-_TENSORS = {
+TENSORS = {
     "vocabulary map": ("the table from draft ids to tokens (tensor d2t)", "vocabulary"),
     "head": ("the head (tensor lm_head.weight)", "load"),
     "embedding": ("the embedding (tensor embed_tokens.weight)", "load"),
-    "weights": ("the weights", "load"),
+    "weights": ("each weight", "load"),
     "gate and up": ("the order of mlp.gate_proj and mlp.up_proj", "load"),
     "fc": ("the projection of the features (tensor fc.weight)", "project"),
 }
@@ -265,7 +265,7 @@ def _fix_tensor(
     profile: Profile, name: str, who: Who, draft: Path, served: Path | None, right: object, now: object, stage: str
 ) -> Edit:
     """Links that tensors decide. `right` and `now` say what the tensor is and what it is to be."""
-    title, usual = _TENSORS.get(name, (name, "load"))
+    title, usual = TENSORS.get(name, (name, "load"))
     says = f"{title} has to be {_said(right)}, and is {_said(now)}"
     if who == "engine":
         return Edit(f"{draft} holds it right: {says} in the engine. Look there: {_code(profile, stage or usual)}")
@@ -273,6 +273,19 @@ def _fix_tensor(
         return Edit(f"export {draft} again, from the run that trained it: {says} in its *.safetensors")
     copy = served or draft
     return Edit(f"convert {draft} again, or copy the tensor from {draft} to {copy}: {says} in {copy}")
+
+
+def drop_tensor(folder: Path, name: str) -> Edit:
+    """For a tensor that a draft holds and was not trained with: without it, it shares its target's."""
+    lines = [
+        "import pathlib",
+        "from safetensors.torch import load_file, save_file",
+        f"for f in pathlib.Path({str(folder)!r}).glob('*.safetensors'):",
+        "    t = load_file(f)",
+        f"    if t.pop({name!r}, None) is not None:",
+        "        save_file(t, f, metadata={'format': 'pt'})",
+    ]
+    return Edit(f"remove the tensor {name} from {folder}: the draft was trained with its target's", _python(lines))
 
 
 def fix_hand_off(profile: Profile, fault: str, variant: str = "") -> Edit:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from spectrace.replay.case import Case
 from spectrace.replay.decisions import decisions
+from spectrace.replay.fed import one_slot
 from spectrace.replay.finding import Finding
 from spectrace.replay.handoff import HandOff, hand_off
 from spectrace.replay.invariants import Invariants, invariants
@@ -96,6 +97,7 @@ def gather(case: Case) -> Evidence:
         *agreed.findings,
         *handed.findings,
         *held.findings,
+        *one_slot(trace, case.checkpoint),
         *missing_weights(case.checkpoint, profile_of(trace.manifest)),
         *(one for one in weights if LINK_OF.get(one.fault) != _TABLE),
         *_one_table(tables),

@@ -136,7 +136,10 @@ def _fused(norm: FuseNorm, at: Configuration) -> Configuration:
 def _rope(spec: DraftSpec, others: Sequence[DraftSpec]) -> Iterator[Hypothesis]:
     rope = spec.rope
     near = (rope.theta * factor for factor in (0.25, 0.5, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0))
-    for theta in sorted({*_THETAS, *near, *(one.rope.theta for one in others)} - {rope.theta}):
+    known = [one.rope.theta for one in others]  # first: of equals, what somebody says is likelier than a number between
+    for theta in dict.fromkeys((*known, *sorted({*_THETAS, *near}))):
+        if theta == rope.theta:
+            continue
         changed = replace(rope, theta=theta)
         yield Hypothesis("rope theta", "R3", f"RoPE's theta is {theta:g}", _switched(rope=changed))
     flipped = replace(rope, interleaved=not rope.interleaved)
@@ -216,7 +219,7 @@ def mapping(at: Configuration, rebuilt: Tensor | None) -> Iterator[Hypothesis]:
         "one row early": ("V4", table.roll(1), ()),
     }
     if rebuilt is not None:
-        named["the one that t2d says"] = ("V3", rebuilt.to(table), ("V2", "V4", "V5"))
+        named["the one that t2d says"] = ("V3", rebuilt.to(table), ("V1", "V2", "V4", "V5"))
     for value, (fault, offsets, alike) in named.items():
         meant = (own + offsets) % at.spec.target_vocab - own
         if not torch.equal(meant, table):

@@ -7,7 +7,7 @@ comparing with. That a symptom is the same does not say that the bug is.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["ENGINE_LINKS", "LINK_OF", "PUBLIC", "EngineLink", "public_note"]
+__all__ = ["ENGINE_LINKS", "LINK_OF", "PUBLIC", "TRAINED_OTHERWISE", "EngineLink", "public_note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,9 @@ LINK_OF: Mapping[str, str] = {
 }  # fmt: skip
 """The link that a fault breaks, by its id; ranks and verification are none of a draft's."""
 
+TRAINED_OTHERWISE: Mapping[str, str] = {"A1": "P3"}
+"""Faults of an engine that have another id where the draft was trained so: then its own tensor is the wrong one."""
+
 ENGINE_LINKS: Mapping[str, EngineLink] = {
     "W5": EngineLink("hand_off", "hand the slots over in the order of the wiring: they change places on their way"),
     "W6": EngineLink("hand_off", "hand every slot over in its own place: one arrives in place of another"),
@@ -51,6 +54,7 @@ ENGINE_LINKS: Mapping[str, EngineLink] = {
     "M1": EngineLink(
         "capture_mode", "capture the hidden states of every row of a pass (CaptureHiddenMode FULL), not of the last"
     ),
+    "M2": EngineLink("project", "hand all slots to fc, and feed the draft what it makes of them"),
     "M3": EngineLink(
         "hand_off",
         "hand over what was captured: zeros arrive",

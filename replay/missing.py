@@ -8,7 +8,7 @@ from spectrace.replay.finding import Finding
 from spectrace.replay.profiles import Profile
 from spectrace.tracer.trace import Trace
 
-__all__ = ["PARTS", "lost_in_copy", "missing_weights", "stand_in"]
+__all__ = ["PARTS", "lost_in_copy", "missing_weights", "shipped_by_copy", "stand_in"]
 
 PARTS: Final = {
     "fc": "fc", "fuse_norms": "norm", "embedding_norm": "norm", "feature_norm": "norm", "mlp_norm": "norm",
@@ -40,6 +40,13 @@ def lost_in_copy(trace: Trace, checkpoint: DraftCheckpoint) -> Mapping[str, str]
         return {}
     theirs = stored_names(served, checkpoint.spec)
     return {name: theirs[name] for name in checkpoint.tensors if theirs[name] not in served}
+
+
+def shipped_by_copy(trace: Trace, checkpoint: DraftCheckpoint, name: str) -> str:
+    """What the folder that was served calls a tensor of its own which the checkpoint shares with its target."""
+    served = (trace.manifest.get("draft") or {}).get("tensors") or {}
+    theirs = stored_names(served, checkpoint.spec).get(name, "")
+    return theirs if theirs in served and name not in checkpoint.tensors else ""
 
 
 def stand_in(profile: Profile, name: str) -> str:

@@ -146,11 +146,22 @@ _VLLM_CODE = {
     "draft_ranks": f"{_PROPOSER}._create_draft_vllm_config",
 }
 _SPECULATIVE = '{"method": "eagle3", "model": "DRAFT", "num_speculative_tokens": DEPTH}'
+_VLLM_SWITCHES = {
+    **_SWITCHES,
+    "fc": Switch(
+        "fc", "project",
+        {
+            "applied": {"eagle_config.use_aux_hidden_state": True},
+            "skipped": {"eagle_config.use_aux_hidden_state": False},
+        },
+        default="applied",
+    ),
+}  # fmt: skip
 _VLLM = Profile(
     engine="vllm",
     ids=(IdKey(_TOP, 0), IdKey(_NESTED, 0)),
     default_wiring=_DEFAULT_WIRING,
-    switches=_SWITCHES,
+    switches=_VLLM_SWITCHES,
     code=_VLLM_CODE,
     sorts=True,
     missing={

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spectrace.replay.causes import Broken, Readings
+from spectrace.replay.causes import Readings
 from spectrace.replay.configuration import Configuration
 from spectrace.replay.diagnosis import Cause
 from spectrace.replay.foretell import Foreteller, Foretold, acceptance_length
+from spectrace.replay.found import Broken
 from spectrace.replay.links import public_note
 from spectrace.replay.plan import TRUE_ROWS, first_requests
 from spectrace.replay.truth import Truth

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from spectrace.replay.case import Case
-from spectrace.replay.causes import Broken, Readings
+from spectrace.replay.causes import Readings
 from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
 from spectrace.replay.evidence import Evidence
+from spectrace.replay.found import Broken
 from spectrace.replay.ladder import Ladder
 from spectrace.replay.profiles import filled, profile_of
 from spectrace.replay.readings import SURPRISED, Clock

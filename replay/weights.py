@@ -5,7 +5,7 @@ from the checkpoint. A tensor that differs is looked for among what has been loa
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +67,7 @@ def loaded_weights(
         name: f"the folder that was served has no {theirs}: {stand_in(profile, name) or 'something else was taken'}"
         for name, theirs in lost_in_copy(trace, checkpoint).items()
     }
-    findings = tuple(_findings(_Loaded(loaded, ours, tuple(wrong), model, target, held, lost)))
+    findings = tuple(_findings(_Loaded(loaded, ours, tuple(wrong), model, target, held, lost, checkpoint.names)))
     return LoadedWeights(len(ours), len(same), tuple(sorted(prints.keys() - ours.keys())), files, findings)
 
 
@@ -108,6 +108,11 @@ class _Loaded:
     target: Path | None
     held: _Held
     lost: Mapping[str, str]
+    names: Mapping[str, str]
+
+    def called(self, names: Iterable[str]) -> str:
+        """As they are called in the checkpoint's files."""
+        return ", ".join(self.names.get(name, name) for name in names)
 
     def tensor(self, name: str) -> Tensor:
         tensor: Tensor = self.model.state_dict()[name]
@@ -123,10 +128,10 @@ class _Loaded:
         alike: tuple[str, ...] = (),
     ) -> Finding:  # fmt: skip
         """With how many of all tensors differ."""
-        wrong = ", ".join(self.wrong)
+        wrong = self.called(self.wrong)
         differ = f"{len(self.wrong)} of {len(self.ours)} tensors in memory are not the checkpoint's: {wrong}"
         absent = [name for name in names if name not in self.recorded]
-        gone = (f"the engine holds no {', '.join(absent)}",) if absent else ()
+        gone = (f"the engine holds no {self.called(absent)}",) if absent else ()
         lost = [self.lost[name] for name in names if name in self.lost]
         evidence = (differ, *lost, *gone, *told)
         return Finding(fault, title, evidence, variant=variant, confidence=confidence, alike=alike, stage="load")
@@ -179,8 +184,8 @@ def _parts(loaded: _Loaded, parts: Mapping[str, list[str]]) -> Iterator[Finding]
     for variant, names in others.items():
         ones = [name for name in names if variant == "norm" and loaded.was(name, torch.ones_like(loaded.tensor(name)))]
         zeros = [name for name in names if loaded.was(name, torch.zeros_like(loaded.tensor(name)))]
-        told = [f"{', '.join(which)} all {value}" for which, value in ((ones, "ones"), (zeros, "zeros")) if which]
-        title = f"weights of {', '.join(names)} are not the checkpoint's"
+        told = [f"{loaded.called(which)} all {value}" for which, value in ((ones, "ones"), (zeros, "zeros")) if which]
+        title = f"{loaded.called(names)} {'is' if len(names) == 1 else 'are'} not the checkpoint's"
         yield loaded.finding("P1", title, names, *told, variant=variant, confidence=0.95)
 
 
@@ -208,7 +213,7 @@ def _head(loaded: _Loaded, names: list[str]) -> Finding:
     if loaded.target is not None and loaded.model.spec.own_head:
         with suppress(UserError):
             head = read_head(loaded.target)
-            if head.shape[1:] == own.shape[1:] and loaded.was("head.weight", head[: len(own)]):
+            if head.shape[1:] == own.shape[1:] and loaded.was("head.weight", head[: len(own)], head):
                 told = f"it is the first {len(own)} of {len(head)} rows of the target's head"
                 alike = ("A1",) if len(own) == len(head) else ()
                 title = "the draft's own head is replaced by the target's"

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from spectrace.engine.dialect import read_spec, read_wiring
 from spectrace.engine.fields import Fields, read_config
 from spectrace.engine.spec import FuseNorm, RopeKind, RopeSpec, Stream
-from spectrace.replay.edits import Edit, fix_hand_off, fix_switch, fix_wiring
+from spectrace.replay.edits import Edit, drop_tensor, fix_hand_off, fix_switch, fix_wiring
 from spectrace.replay.links import ENGINE_LINKS, PUBLIC
 from spectrace.replay.profiles import PROFILES, Profile, profile_of
 
@@ -301,3 +301,15 @@ def test_an_engine_that_sorts_gets_the_slots_in_its_order(tmp_path: Path) -> Non
     assert after["fc.weight"].equal(torch.cat([second, third, first], 1)) and after["norm.weight"].equal(torch.ones(2))
     assert [int(after[f"fc_norm.{slot}.weight"]) for slot in range(3)] == [1, 2, 0]
     assert read_config(draft)[IDS] == [0, 3, 16]
+
+
+def test_a_tensor_that_a_draft_was_not_trained_with_is_removed_and_the_rest_stays(tmp_path: Path) -> None:
+    draft = _folder(tmp_path / "draft")
+    save_file({"embed_tokens.weight": torch.ones(2), "norm.weight": torch.ones(3)}, draft / "a.safetensors")
+    save_file({"fc.weight": torch.ones(4)}, draft / "b.safetensors")
+    before = (draft / "b.safetensors").read_bytes()
+    edit = drop_tensor(draft, "embed_tokens.weight")
+    assert edit.text.startswith(f"remove the tensor embed_tokens.weight from {draft}")
+    _carry_out(edit)
+    assert load_file(draft / "a.safetensors").keys() == {"norm.weight"}
+    assert (draft / "b.safetensors").read_bytes() == before

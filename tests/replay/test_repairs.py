@@ -2,8 +2,8 @@
 
 import pytest
 
-from spectrace.replay.causes import Broken
 from spectrace.replay.edits import Edit
+from spectrace.replay.found import Broken
 from spectrace.replay.links import PUBLIC
 from spectrace.replay.repairs import Repairs
 

@@ -159,7 +159,7 @@ def test_a_norm_that_the_engine_does_not_hold_is_named(
     model = build_draft(normed, target=folders[0], dtype=torch.float32)
     prints = {name: value for name, value in held(model).items() if not name.startswith("fuse_norms")}
     found = loaded_weights(loaded(tmp_path / "trace", prints), normed, model).findings
-    assert [named(finding) for finding in found] == ["N2"] and "holds no fuse_norms.0.weight" in found[0].evidence[1]
+    assert [named(finding) for finding in found] == ["N2"] and "holds no input_norm.weight" in found[0].evidence[1]
 
 
 def test_what_was_not_recorded_or_in_another_type_is_not_compared(

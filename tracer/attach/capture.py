@@ -139,16 +139,21 @@ class Capture:
             forward.hidden = self.copy(hidden[:rows])
 
     def compute_logits(self, model: Any, _arguments: Mapping[str, Any]) -> Watching:
-        """The best id in the draft's own vocabulary; the engine spreads its logits over the target's."""
+        """The id of the best token; the engine spreads the draft's logits over the target's vocabulary to find it.
+
+        Where ids tie, the engine takes the first token, which need not be the first id's.
+        """
         step = self.step
         logits = yield
         forward = step.forwards[-1] if step and step.forwards else None
         if forward is None or logits is None:
             return
-        table = getattr(model, "draft_id_to_target_id", None)
+        best, table = logits.argmax(-1), getattr(model, "draft_id_to_target_id", None)
         if table is not None:
-            logits = logits[:, table + _arange(table)]
-        forward.draft_tokens, forward.logits = self.kept(logits.argmax(-1)), self.logits(logits)
+            tokens = table + _arange(table)
+            best = (tokens == best[:, None]).int().argmax(-1)
+            logits = logits[:, tokens] if self.full else logits
+        forward.draft_tokens, forward.logits = self.kept(best), self.logits(logits)
 
 
 def draft_spots(drafter: Any, *, optional: bool = False) -> Iterator[Spot]:
