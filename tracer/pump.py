@@ -139,7 +139,7 @@ class Pump:
         now_secs = time.monotonic()
         if self._status and now_secs - self._told_secs >= _STATUS_SECS:
             self._told_secs = now_secs
-            with suppress(OSError):
+            with suppress(Exception):  # the next one may be told
                 self._tell(self._status)
         if isinstance(got, Item):
             self._take(got)

@@ -109,5 +109,6 @@ class Status:
             return
         if steps.failures:
             yield f"{steps.failures} steps could not be written, the first for {steps.failure}"
-        if over and (missing := steps.began - steps.written - steps.failures):
+        missing = steps.began - steps.written - steps.failures
+        if over and missing > 1:  # one may have been running when the end came
             yield f"the engine began {steps.began} steps, and {missing} of them never came to be recorded"

@@ -17,6 +17,8 @@ from spectrace.tracer.status import STATUS, HookAccount, RoundAccount, Status, S
 def recorded(folder: Path, *statuses: Status, correct: int = 1, finish: str = "length") -> Trace:
     """One request with one round of two drafts; each status is of a writer of its own."""
     create_trace(folder, {})
+    if not any(status.counted for status in statuses):
+        statuses = (*statuses, Status(counted=RoundAccount(1, 2, 1)))
     for rank, status in enumerate(statuses):
         Recorder(folder, role="target", rank=rank, status=lambda one=status: one).close()  # type: ignore[misc]
     with Recorder(folder, role="scheduler") as recorder:
@@ -48,7 +50,7 @@ GOOD = Status({"A.b": HookAccount(calls=3, secs=0.1, host_secs=0.9)}, ("A.b",), 
 
 def test_a_status_reads_back_and_is_covered_by_the_ledger(tmp_path: Path) -> None:
     trace = recorded(tmp_path / "trace", GOOD)
-    assert trace.statuses == {"target-0": GOOD} and told(trace) == [] and examine(trace.folder).ok
+    assert trace.statuses["target-0"] == GOOD and told(trace) == [] and examine(trace.folder).ok
     assert GOOD.share == pytest.approx(0.1) and info_json(trace)["hook_share"] == {"target-0": pytest.approx(0.1)}
     assert "a note" in page(trace) and "hooks took 10.0%" in page(trace)
     path = trace.folder / "target-0" / STATUS
@@ -107,13 +109,14 @@ def test_steps_that_are_missing_are_counted(tmp_path: Path, steps: StepAccount, 
         (RoundAccount(2, 4, 1), "length", False),
         (RoundAccount(0, 0, 0), "length", False),
         (RoundAccount(0, 0, 0), "abort", True),
-        (RoundAccount(2, 4, 1), "abort", False),
+        (RoundAccount(2, 4, 1), "abort", True),
+        (RoundAccount(4, 4, 1), "abort", False),
     ],
 )
 def test_rounds_are_held_against_the_engine_s_own_count(
     tmp_path: Path, counted: RoundAccount, finish: str, agrees: bool
 ) -> None:
-    """An engine does not hear of the last rounds of a request that was aborted; otherwise both count the same."""
+    """Of a request that was aborted one side may not hear of the last rounds; otherwise both count the same."""
     found = told(recorded(tmp_path / "trace", Status(counted=counted), finish=finish))
     assert [kind for kind, _ in found] == ([] if agrees else ["steps"])
 
@@ -125,3 +128,14 @@ def test_a_status_is_there_while_recording_and_after_a_kill(tmp_path: Path) -> N
     trace = Trace.open(tmp_path / "trace")
     assert trace.statuses["target-0"] == GOOD and not trace.sealed and told(trace) == []
     recorder.close()
+
+
+def test_rounds_that_nothing_is_held_against_are_told_of(tmp_path: Path) -> None:
+    trace = recorded(tmp_path / "trace", Status(counted=RoundAccount(1, 2, 1)), Status(steps=StepAccount(1, 1)))
+    assert told(trace) == []
+    alone = recorded(tmp_path / "alone", Status(steps=StepAccount(1, 1)), Status(counted=RoundAccount()))
+    (alone.folder / "target-1").rename(tmp_path / "engine")
+    (alone.folder / "SEAL").unlink()
+    assert seal_trace(alone.folder) == []
+    [(kind, message)] = told(Trace.open(alone.folder))
+    assert kind == "steps" and "held against nothing" in message

@@ -7,7 +7,7 @@ ends. Everything here runs in the server's thread: it copies, and does nothing e
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -188,12 +188,13 @@ def text_positions(positions: Tensor) -> Tensor:
     return positions[0] if positions.ndim == 2 else positions
 
 
-def begins(prompt: Iterable[int], sampling: Any) -> dict[str, Any]:
-    """What a `Story` knows of a request from the start."""
+def begins(prompt: Sequence[int], sampling: Any, most: int) -> dict[str, Any]:
+    """What a `Story` knows of a request from the start; its text is `most` tokens long at most."""
+    limit = most - len(prompt)
     ends = {*(sampling.stop_token_ids or ()), *([] if sampling.eos_token_id is None else [sampling.eos_token_id])}
     return {
         "prompt": tuple(prompt),
-        "max_new": int(sampling.max_tokens),
+        "max_new": limit if sampling.max_tokens is None else min(int(sampling.max_tokens), limit),
         "ends": frozenset(ends),
         "temperature": float(sampling.temperature),
         "seed": sampling.seed,

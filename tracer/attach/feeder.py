@@ -37,11 +37,12 @@ class Feeder(Generic[Item]):
             self._held_bytes += nbytes
         self._queue.put((item, nbytes))
 
-    def close(self) -> None:
-        """Until everything is taken."""
+    def close(self, patience_secs: float = 60.0) -> bool:
+        """Until everything is taken; whether it was, in so long."""
         self._closed = True
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(patience_secs)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (got := self._queue.get()) is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from spectrace.tracer.attach import LEVEL, TRACE
-from spectrace.tracer.attach.ending import close_at_end, engine_group
+from spectrace.tracer.attach.ending import close_at_end
 from spectrace.tracer.attach.feeder import Feeder
 from spectrace.tracer.attach.hooks import Hooks
 from spectrace.tracer.attach.steps import Scribe, Step
@@ -23,6 +23,7 @@ __all__ = ["Session", "Tally", "level", "refuse"]
 log = logging.getLogger("spectrace.attach")
 
 _QUEUE_BYTES: Final = 512 << 20
+_PATIENCE_SECS: Final = 10.0
 
 
 def level() -> Level:
@@ -49,6 +50,7 @@ class Session:
     ) -> None:
         self.steps = StepAccount()
         self._hooks, self._inside, self._notes = hooks, inside, notes
+        self._feeder = Feeder(self._write, queue_bytes=_QUEUE_BYTES)
         incarnation = _incarnation("target", rank)
         self._recorders = {
             role: _recorder(role, rank, incarnation, told, self.status if role == "target" else None)
@@ -61,20 +63,27 @@ class Session:
             depth=depth,
             hash_only=rank > 0,
         )
-        self._feeder = Feeder(self._write, queue_bytes=_QUEUE_BYTES)
         close_at_end(self.close)
 
     def room(self) -> bool:
         """Whether there is any for the tensors of another step."""
         return self._feeder.room()
 
+    def note(self, text: str) -> None:
+        """Tell whoever reads the trace, once."""
+        if text not in self._notes:
+            self._notes = (*self._notes, text)
+
     def put(self, step: Step, nbytes: int) -> None:
         """Hand over a step, to be written on another thread."""
         self._feeder.put(step, nbytes)
 
     def close(self) -> None:
-        """Write what is left and seal."""
-        self._feeder.close()
+        """Write what is left, with the requests that are under way, and seal; not if that takes too long."""
+        if not self._feeder.close(_PATIENCE_SECS):
+            log.error("spectrace: steps are not written after %.0f s: the trace stays unsealed", _PATIENCE_SECS)
+            return
+        self._scribe.end()
         for recorder in reversed(self._recorders.values()):
             recorder.close()
 
@@ -127,5 +136,5 @@ def _incarnation(role: str, rank: int) -> int:
 def _recorder(
     role: str, rank: int, incarnation: int, facts: Mapping[str, Any], status: Callable[[], Status] | None
 ) -> Recorder:
-    folder, told = Path(os.environ[TRACE]), {"engine_group": engine_group(), **facts}
+    folder, told = Path(os.environ[TRACE]), {"parent_pid": os.getppid(), **facts}
     return Recorder(folder, role=role, rank=rank, incarnation=incarnation, level=level(), facts=told, status=status)

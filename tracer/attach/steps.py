@@ -7,6 +7,7 @@ logits, A slots, F target width, H draft width, S tokens sampled at most.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -170,6 +171,13 @@ class Scribe:
         if step.groups and step.tokens is not None and step.positions is not None and step.sampled is not None:
             self._write(step, _array(step.tokens), _array(step.positions), _array(step.sampled))
 
+    def end(self) -> None:
+        """The requests that are under way when the recording ends, as far as they got."""
+        now_secs = time.time()
+        for story in self.book.stories.values():
+            if story.leave(now_secs):
+                self._request(story, story.passes)
+
     def _write(self, step: Step, tokens: Int, positions: Int, sampled: Int) -> None:
         groups = step.groups
         stories = [self.book.stories[group.name] for group in groups]
@@ -190,7 +198,7 @@ class Scribe:
             firsts=firsts,
             computed=np.array([story.computed for story in stories]),
         )
-        targets = _targets(step, len(tokens))
+        targets = _targets(step, valid, len(tokens))
         if step.thin:
             self.target.dropped("emitted", len(tokens))
         else:
@@ -382,8 +390,8 @@ def _offsets(lengths: Int) -> Int:
     return offsets
 
 
-def _targets(step: Step, rows: int) -> Int:
-    """The target's best token after each row; -1 where there are no logits.
+def _targets(step: Step, sampled: Sequence[Sequence[int]], rows: int) -> Int:
+    """The token that came after each row that was accepted, else the target's best; -1 where there are no logits.
 
     There are of the last row of each group, and of all of its drafts.
     """
@@ -392,4 +400,6 @@ def _targets(step: Step, rows: int) -> Int:
         ends = np.cumsum([group.rows for group in step.groups]).tolist()
         own = [np.arange(end - group.drafts - 1, end) for group, end in zip(step.groups, ends, strict=True)]
         found[np.concatenate(own)] = _array(step.targets)
+        for places, came in zip(own, sampled, strict=True):
+            found[places[: len(came)]] = came
     return found

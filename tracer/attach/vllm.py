@@ -14,7 +14,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from spectrace.tracer.attach.capture import Capture, Spot, unwrapped
-from spectrace.tracer.attach.ending import ask_to_end, engine_group
+from spectrace.tracer.attach.ending import ask_to_end
 from spectrace.tracer.attach.hooks import Hooks, Watch, Watching
 from spectrace.tracer.attach.session import Session, Tally, level, refuse
 from spectrace.tracer.attach.vllm_facts import draft_facts, run_facts
@@ -52,15 +52,12 @@ def attach() -> None:
     """Hook what is known before a model is loaded."""
     from vllm.model_executor.model_loader import base_loader
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.engine.core import EngineCore
     from vllm.v1.engine.utils import CoreEngineProcManager
     from vllm.v1.worker.gpu_worker import Worker
 
-    engine_group()
     _loading.place(base_loader, "process_weights_after_loading", _process_weights, needs=("model",))
     _loading.place(Worker, "load_model", _load_model)
-    _scheduler_hooks.place(EngineCore, "shutdown", _shut_down)
-    _scheduler_hooks.place(CoreEngineProcManager, "shutdown", _shut_down)
+    _scheduler_hooks.place(CoreEngineProcManager, "shutdown", _shut_down, needs=("timeout",))
     needs, name = ("num_draft_tokens", "num_accepted_tokens"), "make_spec_decoding_stats"
     if _scheduler_hooks.place(Scheduler, name, _count_round, needs=needs).refused:
         _hooks.placed |= _scheduler_hooks.placed  # no scheduler will say so
@@ -83,9 +80,10 @@ def _count_round(scheduler: Any, arguments: Mapping[str, Any]) -> Watching:
     yield
 
 
-def _shut_down(_host: Any, _arguments: Mapping[str, Any]) -> Watching:
-    """An engine that ends kills its processes, at once if it was told to: the trace is sealed before."""
-    ask_to_end(_PATIENCE_SECS)
+def _shut_down(manager: Any, arguments: Mapping[str, Any]) -> Watching:
+    """Processes that get no time to end in are killed: their recordings are sealed before."""
+    if not arguments["timeout"]:
+        ask_to_end([process.pid for process in manager.processes], _PATIENCE_SECS)
     yield
 
 
@@ -113,6 +111,8 @@ def _begin(runner: Any) -> None:
 
 def _record(runner: Any, kind: _Kind) -> None:
     name, rank = type(runner).__name__, _rank()
+    if obstacles := "; ".join((*_unrecorded(runner), *kind.obstacles(runner))):
+        raise NotImplementedError(f"{name}: {obstacles}")
     _hooks.placed |= {what: hook for what, hook in _loading.placed.items() if hook.refused or hook.failures}
     facts = _facts(runner, getattr(runner, kind.name_of_drafter, None), rank)
     session = Session(
@@ -123,14 +123,23 @@ def _record(runner: Any, kind: _Kind) -> None:
         inside=tuple(f"{name}.{method}" for method in ("execute_model", "sample_tokens")),
         notes=_notes(kind.tried),
     )
-    if obstacles := "; ".join(kind.obstacles(runner)):
-        _hooks.refuse(f"{name}, the object", obstacles)
-        return
+    if getattr(runner, "uses_mrope", False):
+        session.note("the positions of requests with images or video are those of their RoPE, not of the text")
     capture = kind.capture(session, full=level() is Level.FULL)
     for spot in kind.spots(runner):
         _captures[spot.host] = capture
         watch = _of_its_capture(spot.by or spot.method)
         _hooks.place(type(spot.host), spot.method, watch, needs=spot.needs, optional=spot.optional)
+
+
+def _unrecorded(runner: Any) -> Iterator[str]:
+    """What no runner is recorded with."""
+    config = runner.vllm_config
+    method = getattr(config.speculative_config, "method", None)
+    if config.speculative_config is not None and method != "eagle3":
+        yield f"it drafts by {method}, and only eagle3 is recorded"
+    if config.parallel_config.data_parallel_size > 1:
+        yield "its replicas (data parallel) would record under one name; record one of them"
 
 
 def _of_its_capture(method: str) -> Watch:

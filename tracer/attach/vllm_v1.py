@@ -18,7 +18,8 @@ from spectrace.tracer.attach.steps import Group, Step
 __all__ = ["V1Capture", "v1_obstacles", "v1_spots"]
 
 _NEEDS: Final = (
-    "execute_model_state", "input_batch", "requests", "discard_request_mask", "input_ids", "_get_positions"
+    "execute_model_state", "input_batch", "requests", "discard_request_mask", "input_ids", "_get_positions",
+    "max_model_len",
 )  # fmt: skip
 
 
@@ -26,6 +27,8 @@ def v1_obstacles(runner: Any) -> Iterator[str]:
     """Why this runner cannot be recorded."""
     if lacking := [need for need in _NEEDS if not hasattr(runner, need)]:
         yield f"it has no {', '.join(lacking)}"
+    if getattr(getattr(runner, "drafter", None), "needs_extra_input_slots", False):
+        yield "its draft is fed more rows than the target (parallel drafting)"
 
 
 def v1_spots(runner: Any) -> Iterator[Spot]:
@@ -46,7 +49,12 @@ def _starting(scheduled: Any) -> frozenset[str]:
 
 
 class V1Capture(Capture):
-    """The hooks of the V1 runner and its proposer, by the names of what they hook."""
+    """The hooks of the V1 runner and its proposer, by the names of what they hook.
+
+    `proposed` says whether the draft ran in the last step: where a text is too long for it, vLLM drafts zeros for all.
+    """
+
+    proposed = True
 
     def execute_model(self, _runner: Any, arguments: Mapping[str, Any]) -> Watching:
         """Which requests the engine has let go of."""
@@ -75,13 +83,17 @@ class V1Capture(Capture):
         rows = scheduled.total_num_scheduled_tokens
         drafts = verifies.num_draft_tokens if verifies else [0] * len(names)
         silent = runner.discard_request_mask.np[: len(names)].tolist()
-        starting = _starting(scheduled)
+        starting = _starting(scheduled) if self.proposed else frozenset(names)
+        self.proposed = False
         step.groups = [
             Group(name, scheduled.num_scheduled_tokens[name], count, silent=quiet, filled=name in starting)
             for name, count, quiet in zip(names, drafts, silent, strict=True)
         ]
         new = {name: runner.requests[name] for name in names if name not in self.met}
-        step.met = {name: begins(one.prompt_token_ids or (), one.sampling_params) for name, one in new.items()}
+        step.met = {
+            name: begins(one.prompt_token_ids or (), one.sampling_params, runner.max_model_len)
+            for name, one in new.items()
+        }
         self.met |= set(names)
         step.tokens = self.copy(runner.input_ids.gpu[:rows])
         step.positions = self.copy(text_positions(runner._get_positions(rows)))
@@ -102,7 +114,7 @@ class V1Capture(Capture):
 
     def propose(self, _drafter: Any, arguments: Mapping[str, Any]) -> Watching:
         """Which rows the draft is fed, which of them answer, and the drafts that come out."""
-        step = self.step
+        step, self.proposed = self.step, True
         if step is None:
             return
         fed = np.diff(arguments["common_attn_metadata"].query_start_loc_cpu.numpy()).tolist()

@@ -20,7 +20,7 @@ from spectrace.tracer.attach.steps import Forward, Group, Step
 
 __all__ = ["V2Capture", "v2_obstacles", "v2_spots"]
 
-_NEEDS: Final = ("execute_model_state", "sampler", "rejection_sampler")
+_NEEDS: Final = ("execute_model_state", "sampler", "rejection_sampler", "max_model_len")
 _DRAFT_NEEDS: Final = ("input_buffers", "hidden_states", "last_token_indices", "num_speculative_steps")
 _GRAPHS: Final = ("prefill_cudagraph_manager", "decode_cudagraph_manager")
 _UNKNOWN: Final[Mapping[str, str]] = {
@@ -72,7 +72,7 @@ class V2Capture(Capture):
         self.speculator: Any = None
         self.deeper_graphs = 0
 
-    def execute_model(self, _runner: Any, arguments: Mapping[str, Any]) -> Watching:
+    def execute_model(self, runner: Any, arguments: Mapping[str, Any]) -> Watching:
         """Which requests the engine has let go of, and which come; one that was preempted comes again as if new."""
         if arguments["dummy_run"]:
             return
@@ -81,7 +81,8 @@ class V2Capture(Capture):
         self.leave(output.finished_req_ids, goes_on=computes)
         self.session.steps.began += computes
         self.new |= {
-            new.req_id: begins(new.prompt_token_ids or (), new.sampling_params) for new in output.scheduled_new_reqs
+            new.req_id: begins(new.prompt_token_ids or (), new.sampling_params, runner.max_model_len)
+            for new in output.scheduled_new_reqs
         }
         yield
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from spectrace.tracer.attach.capture import Capture
+from spectrace.tracer.attach.capture import Capture, begins
 from spectrace.tracer.attach.steps import Forward
 from spectrace.tracer.staging import stage
 
@@ -50,3 +50,10 @@ def test_logits_are_kept_in_the_draft_s_own_vocabulary() -> None:
     assert kept and kept.ids.wait().array.tolist() == [[2, 1, 0]]
     assert kept.values.wait().array.tolist() == [[5.0, 1.0, 0.0]]
     assert answered([0.0, 1.0], None).logits is None
+
+
+@pytest.mark.parametrize(("asked", "limit"), [(40, 40), (1000, 509), (None, 509)])
+def test_an_answer_ends_where_the_text_is_as_long_as_it_may_be(asked: int | None, limit: int) -> None:
+    sampling = SimpleNamespace(stop_token_ids=[7], eos_token_id=2, max_tokens=asked, temperature=0.0, seed=None)
+    known = begins([1, 2, 3], sampling, 512)
+    assert known["max_new"] == limit and known["ends"] == {2, 7} and known["prompt"] == (1, 2, 3)

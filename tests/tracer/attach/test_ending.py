@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -33,8 +34,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def recording(monkeypatch: pytest.MonkeyPatch, group: str) -> subprocess.Popen[str]:
-    monkeypatch.setenv("SPECTRACE_ENGINE", group)
+def recording() -> subprocess.Popen[str]:
     child = subprocess.Popen([sys.executable, "-c", RECORDS], stdout=subprocess.PIPE, text=True)
     assert child.stdout and child.stdout.readline() == "here\n"
     child.stdout.close()
@@ -45,22 +45,30 @@ def sealed(writer: Path) -> bool:
     return read_ledger((writer / "ledger").read_bytes()).sealed
 
 
-def test_whoever_asks_has_the_recordings_of_its_engine_sealed(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, others = recording(monkeypatch, "a"), recording(monkeypatch, "b")
-    monkeypatch.setenv("SPECTRACE_ENGINE", "a")
-    ask_to_end(30.0)
-    assert sealed(trace / "engine-0") and not sealed(trace / "engine-0.1")
-    assert json.loads((trace / "engine-0" / "status.json").read_text("utf-8"))["counted"]["rounds"] == 7
-    assert ours.poll() is None and not list(trace.glob("ENDING*")), "it goes on, and nothing is left of the question"
-    for child in (ours, others):
+def writer_of(child: subprocess.Popen[str], trace: Path) -> Path:
+    told = {json.loads(path.read_bytes())["pid"]: path.parent for path in trace.glob("*/manifest.json")}
+    return told[child.pid]
+
+
+def test_recordings_of_the_processes_that_are_about_to_be_killed_are_sealed(trace: Path) -> None:
+    asked, other = recording(), recording()
+    ask_to_end([asked.pid], 30.0)
+    writer = writer_of(asked, trace)
+    assert sealed(writer) and not sealed(writer_of(other, trace)), "another engine's goes on"
+    assert json.loads((writer / "status.json").read_text("utf-8"))["counted"]["rounds"] == 7
+    assert asked.poll() is None and not list(trace.glob("ENDING*")), "nothing is left of the question"
+    ask_to_end([os.getpid()], 30.0)
+    assert sealed(writer_of(other, trace)), "what is asked of a process is asked of its children"
+    for child in (asked, other):
         child.kill()
         child.wait(30)
 
 
-def test_nobody_waits_for_a_process_that_is_gone(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    child = recording(monkeypatch, "a")
-    child.kill()
-    child.wait(30)
+def test_nobody_waits_for_a_process_that_is_gone(trace: Path) -> None:
+    child = recording()
+    child.kill()  # and is a zombie until somebody waits for it
+    time.sleep(0.5)
     started = time.monotonic()
-    ask_to_end(30.0)
-    assert time.monotonic() - started < 20 and not sealed(trace / "engine-0")
+    ask_to_end([child.pid], 30.0)
+    assert time.monotonic() - started < 20 and not sealed(writer_of(child, trace))
+    child.wait(30)

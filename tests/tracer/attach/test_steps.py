@@ -174,3 +174,22 @@ def test_a_name_may_be_given_again_in_the_step_that_says_its_owner_is_gone(tmp_p
     trace = written(tmp_path / "trace", prefill(0, "a"), again, Step(2, 3.0, left=("a",)))
     requests = trace.rows("requests")
     assert requests["request"].tolist() == [0, 1] and requests["finish_reason"].tolist() == ["abort", "abort"]
+
+
+def test_the_token_that_came_is_told_of_accepted_rows_and_of_others_the_target_s_best(tmp_path: Path) -> None:
+    """An engine may choose by more than the logits that a hook sees, such as penalties."""
+    trace = written(tmp_path / "trace", prefill(0, "a"), verify(1, "a", [21, 33, -1]))
+    assert trace.rows("emitted", **{"pass": 1})["target_token"].tolist() == [21, 33, 31]
+    assert trace.rows("verified")["target_token"].tolist() == [21, 33, 31]
+
+
+def test_a_request_under_way_at_the_end_is_told_of_as_far_as_it_got(tmp_path: Path) -> None:
+    create_trace(tmp_path / "trace", {})
+    recorders = [Recorder(tmp_path / "trace", role=role, strict=True) for role in ("target", "draft", "scheduler")]
+    scribe = Scribe(*recorders, depth=2)
+    scribe.write(prefill(0, "a"))
+    scribe.end()
+    for recorder in recorders:
+        recorder.close()
+    requests = Trace.open(tmp_path / "trace").rows("requests")
+    assert requests["finish_reason"].tolist() == ["abort"] and requests["output_tokens"][0].tolist() == [20]

@@ -66,7 +66,7 @@ def v1(wheel: Wheel, depth: int) -> Host:
     acts = {"execute_model": execute_model, "sample_tokens": sample_tokens, "_sample": sample}
     positions = {"_get_positions": lambda _, given: host.batch.positions[: given.num_tokens]}
     host.runner = wheel.made(file, "GPUModelRunner", **acts, **positions)()
-    host.runner.requests, host.runner.execute_model_state = {}, None
+    host.runner.requests, host.runner.execute_model_state, host.runner.max_model_len = {}, None, 512
     for name in ("input_batch", "discard_request_mask", "input_ids"):
         setattr(host.runner, name, None)
     host.runner.drafter = wheel.made("v1/spec_decode/llm_base_proposer.py", "SpecDecodeBaseProposer", propose=propose)()
@@ -187,6 +187,7 @@ def v2(wheel: Wheel, depth: int, *, graphs: str = "") -> Host:
     rejecting = f"{gpu}/spec_decode/rejection_sampler.py"
     runner.rejection_sampler = wheel.made(rejecting, "RejectionSampler", __call__=sampled)()
     runner.execute_model_state = runner.adaptive_verification = runner.pcp_manager = runner.batch_sharder = None
+    runner.max_model_len = 512
     drafting = f"{gpu}/spec_decode/target_dependent_ar/speculator.py"
     speculator = runner.speculator = wheel.made(drafting, "TargetDependentARSpeculator", propose=propose)()
     speculator.model, speculator.num_speculative_steps, speculator.use_local_argmax_reduction = host.model, depth, False

@@ -1,6 +1,6 @@
 """What spectrace relies on in vLLM's source, read without running it: parameters of methods, fields, attributes.
 
-python read_signatures.py SITE_PACKAGES > vllm_signatures.json
+python signatures.py SITE_PACKAGES > signatures.json
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ WANTED: dict[str, dict[str, list[str]]] = {
         "GPUModelRunner": [
             "execute_model", "sample_tokens", "sample", "get_model", "execute_model_state", "sampler",
             "rejection_sampler", "speculator", "adaptive_verification", "pcp_manager", "batch_sharder", "vllm_config",
+            "max_model_len",
             "model_state",
         ],
         "ExecuteModelState": ["input_batch", "hidden_states", "aux_hidden_states", "num_spec_tokens_to_schedule"],
@@ -51,6 +52,7 @@ WANTED: dict[str, dict[str, list[str]]] = {
         "GPUModelRunner": [
             "execute_model", "sample_tokens", "_sample", "_get_positions", "get_model", "execute_model_state",
             "input_batch", "requests", "discard_request_mask", "input_ids", "drafter", "vllm_config",
+            "max_model_len",
         ],
         "ExecuteModelState": ["scheduler_output", "spec_decode_metadata", "aux_hidden_states"],
     },
@@ -68,7 +70,7 @@ WANTED: dict[str, dict[str, list[str]]] = {
         ],
     },
     "v1/core/sched/scheduler.py": {"Scheduler": ["make_spec_decoding_stats"]},
-    "v1/engine/core.py": {"EngineCore": ["shutdown", "scheduler"]},
+    "v1/engine/utils.py": {"CoreEngineProcManager": ["shutdown", "processes"]},
     "v1/worker/gpu_worker.py": {"Worker": ["load_model", "compile_or_warm_up_model", "model_runner"]},
     "v1/worker/cpu_worker.py": {"CPUWorker": ["compile_or_warm_up_model"]},
     "model_executor/models/llama_eagle3.py": {"Eagle3LlamaForCausalLM": [*_DRAFT, "draft_id_to_target_id"]},
