@@ -57,7 +57,7 @@ def attach() -> None:
 
     _loading.place(base_loader, "process_weights_after_loading", _process_weights, needs=("model",))
     _loading.place(Worker, "load_model", _load_model)
-    _scheduler_hooks.place(CoreEngineProcManager, "shutdown", _shut_down, needs=("timeout",))
+    _scheduler_hooks.place(CoreEngineProcManager, "shutdown", _shut_down)
     needs, name = ("num_draft_tokens", "num_accepted_tokens"), "make_spec_decoding_stats"
     if _scheduler_hooks.place(Scheduler, name, _count_round, needs=needs).refused:
         _hooks.placed |= _scheduler_hooks.placed  # no scheduler will say so
@@ -80,9 +80,9 @@ def _count_round(scheduler: Any, arguments: Mapping[str, Any]) -> Watching:
     yield
 
 
-def _shut_down(manager: Any, arguments: Mapping[str, Any]) -> Watching:
-    """Processes that get no time to end in are killed: their recordings are sealed before."""
-    if not arguments["timeout"]:
+def _shut_down(manager: Any, _arguments: Mapping[str, Any]) -> Watching:
+    """Processes may be killed before they have ended: recordings are sealed first, unless they are to serve on."""
+    if not manager._request_shutdown_timeout:
         ask_to_end([process.pid for process in manager.processes], _PATIENCE_SECS)
     yield
 
