@@ -7,6 +7,7 @@ them any more. Hooks lie on classes: each finds the capture of its object.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -52,12 +53,14 @@ def attach() -> None:
     """Hook what is known before a model is loaded."""
     from vllm.model_executor.model_loader import base_loader
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCoreProc
     from vllm.v1.engine.utils import CoreEngineProcManager
     from vllm.v1.worker.gpu_worker import Worker
 
     _loading.place(base_loader, "process_weights_after_loading", _process_weights, needs=("model",))
     _loading.place(Worker, "load_model", _load_model)
     _scheduler_hooks.place(CoreEngineProcManager, "shutdown", _shut_down)
+    _scheduler_hooks.place(EngineCoreProc, "shutdown", _ended)
     needs, name = ("num_draft_tokens", "num_accepted_tokens"), "make_spec_decoding_stats"
     if _scheduler_hooks.place(Scheduler, name, _count_round, needs=needs).refused:
         _hooks.placed |= _scheduler_hooks.placed  # no scheduler will say so
@@ -84,6 +87,12 @@ def _shut_down(manager: Any, _arguments: Mapping[str, Any]) -> Watching:
     """Processes may be killed before they have ended: recordings are sealed first, unless they are to serve on."""
     if not manager._request_shutdown_timeout:
         ask_to_end([process.pid for process in manager.processes], _PATIENCE_SECS)
+    yield
+
+
+def _ended(_core: Any, _arguments: Mapping[str, Any]) -> Watching:
+    """A core in a process of its own waits for its workers next, and may be killed while it does."""
+    ask_to_end([os.getpid()], _PATIENCE_SECS)
     yield
 
 

@@ -18,7 +18,8 @@ FILES = {
     "vllm/__init__.py": "def serve():\n    print('served', file=open('said', 'w'))\n",
     "vllm/model_executor/model_loader/base_loader.py": "def process_weights_after_loading(model):\n    pass\n",
     "vllm/v1/core/sched/scheduler.py": "class Scheduler:\n    pass\n",
-    "vllm/v1/engine/core.py": "class EngineCore:\n    def shutdown(self):\n        pass\n",
+    "vllm/v1/engine/core.py": "class EngineCoreProc:\n    def shutdown(self):\n        pass\n",
+    "vllm/v1/engine/utils.py": "class CoreEngineProcManager:\n    def shutdown(self):\n        pass\n",
     "vllm/v1/worker/gpu_worker.py": "class Worker:\n    def load_model(self):\n        pass\n",
 }
 

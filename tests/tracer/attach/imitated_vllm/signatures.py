@@ -70,6 +70,7 @@ WANTED: dict[str, dict[str, list[str]]] = {
         ],
     },
     "v1/core/sched/scheduler.py": {"Scheduler": ["make_spec_decoding_stats"]},
+    "v1/engine/core.py": {"EngineCore": ["shutdown"]},
     "v1/engine/utils.py": {"CoreEngineProcManager": ["shutdown", "processes", "_request_shutdown_timeout"]},
     "v1/worker/gpu_worker.py": {"Worker": ["load_model", "compile_or_warm_up_model", "model_runner"]},
     "v1/worker/cpu_worker.py": {"CPUWorker": ["compile_or_warm_up_model"]},
