@@ -54,7 +54,8 @@ def main(
             if sound and faulty:
                 _one(stage, kind, pair, sound, faulty, diagnosing=not only_serve, budget=budget)
     found = [json.loads(path.read_text("utf-8")) for path in sorted(keep.glob("*/*/found.json"))]
-    (out or keep / "page.md").write_text(render(found), "utf-8")
+    page = render(found).replace(f"{keep.absolute()}/", "")  # whoever reads it has other folders
+    (out or keep / "page.md").write_text(page, "utf-8")
 
 
 def _chosen(pair: Pair, only: tuple[str, ...]) -> Iterator[Kind]:
