@@ -7,7 +7,7 @@ import platform
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -42,6 +42,7 @@ def record(command: Sequence[str], folder: Path, *, level: Level) -> Recorded:
     Signals that end this process are passed on, and the command is waited for. Raises UserError for a command that
     cannot be started, and where the folder is taken.
     """
+    is_ours = not folder.exists()
     create_trace(
         folder, {"command": list(command), "machine": {"platform": platform.platform(), "cpus": os.cpu_count()}}
     )
@@ -49,16 +50,24 @@ def record(command: Sequence[str], folder: Path, *, level: Level) -> Recorded:
     try:
         child = subprocess.Popen(list(command), env=environment)
     except OSError as error:
-        (folder / MANIFEST).unlink()
+        _take_back(folder, is_ours=is_ours)
         raise UserError(f"{command[0]}: {error.strerror}; give the command that starts the server after --") from error
     with _passing_on(child):
         code = child.wait()
     writers = tuple(path.name for path in writer_folders(folder))
     if not writers:  # a trace of nothing would pass for a whole one
-        (folder / MANIFEST).unlink()
+        _take_back(folder, is_ours=is_ours)
         return Recorded(_as_shells_say(code), (), ())
     unsealed = seal_trace(folder)
     return Recorded(_as_shells_say(code), writers, tuple(unsealed))
+
+
+def _take_back(folder: Path, *, is_ours: bool) -> None:
+    """Leave nothing of a trace that holds nothing, nor its folder if it was made for it."""
+    (folder / MANIFEST).unlink()
+    if is_ours:
+        with suppress(OSError):  # somebody else's file is in it
+            folder.rmdir()
 
 
 def _as_shells_say(code: int) -> int:
@@ -75,15 +84,33 @@ def _environment(own: Mapping[str, str], folder: Path, level: Level) -> dict[str
     return found
 
 
+def _in_foreground() -> bool:
+    """Whether a terminal's Ctrl-C goes to this process and its child alike."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
 @contextmanager
 def _passing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Signals to this process go to the child; Ctrl-C reaches it by itself, and is waited out."""
+    """Signals to this process go to the child; a terminal's Ctrl-C reaches it by itself, and is waited out once."""
+    waited_out = False
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        child.send_signal(number)
+        nonlocal waited_out
+        if number == signal.SIGINT and not waited_out and _in_foreground():
+            waited_out = True
+        else:
+            child.send_signal(number)
 
-    before = {one: signal.signal(one, pass_on) for one in _FORWARDED}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+    before = {one: signal.signal(one, pass_on) for one in (*_FORWARDED, signal.SIGINT)}
     try:
         yield
     finally:

@@ -96,3 +96,21 @@ sys.exit(record([sys.executable, "-c", {child!r}], Path({str(tmp_path / "trace")
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait(timeout=60) == 5
     assert Trace.open(tmp_path / "trace").sealed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_launcher_alone_ends_the_command(number: int, tmp_path: Path) -> None:
+    """Without a terminal nobody else tells it: a service manager, a script, a container."""
+    asked, trace = python("import time; print(1, flush=True); time.sleep(300)"), str(tmp_path / "trace")
+    launch = (
+        "from pathlib import Path; from spectrace.tracer.launch import record; from spectrace.tracer.rows import Level\n"
+        f"print(record({asked!r}, Path({trace!r}), level=Level.LIGHT).exit_code)"
+    )
+    started = subprocess.Popen(
+        [sys.executable, "-c", launch], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert started.stdout and started.stdout.readline() == "1\n"
+    os.kill(started.pid, number)
+    told = started.communicate(timeout=60)[0]
+    assert told.strip() in ("1", "130", "143") and not (tmp_path / "trace").exists()
