@@ -103,7 +103,8 @@ def test_a_signal_to_the_launcher_alone_ends_the_command(number: int, tmp_path: 
     """Without a terminal nobody else tells it: a service manager, a script, a container."""
     asked, trace = python("import time; print(1, flush=True); time.sleep(300)"), str(tmp_path / "trace")
     launch = (
-        "from pathlib import Path; from spectrace.tracer.launch import record; from spectrace.tracer.rows import Level\n"
+        "from pathlib import Path; from spectrace.tracer.launch import record\n"
+        "from spectrace.tracer.rows import Level\n"
         f"print(record({asked!r}, Path({trace!r}), level=Level.LIGHT).exit_code)"
     )
     started = subprocess.Popen(
