@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spectrace.replay.case import Case
@@ -58,6 +58,8 @@ def conclude(outcome: Outcome) -> Diagnosis:
     """Weigh it all."""
     verdict, notes = _verdict(outcome)
     readings, named = outcome.readings, verdict is Verdict.FAULT
+    if readings and outcome.untried:  # half of a search is no reading
+        readings = replace(readings, trained=None)
     return Diagnosis(
         verdict=verdict,
         causes=outcome.causes if named else (),
