@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from analytic.pair import make_pair
 from fitted.target import FAMILIES, VOCAB, WIDTH, load_alone, save_target
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -198,3 +199,17 @@ def cluster() -> Iterator[None]:
     yield
     if own:
         stop_cluster()
+
+
+@pytest.fixture(scope="session")
+def analytic_pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    """The analytic pair of a family."""
+    made: dict[str, tuple[Path, Path]] = {}
+
+    def make(family: str) -> tuple[Path, Path]:
+        if family not in made:
+            target, draft, _ = make_pair(family, tmp_path_factory.mktemp(family))
+            made[family] = target, draft
+        return made[family]
+
+    return make

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from analytic.pair import make_pair
 from safetensors.torch import load_file, save_file
 
 from spectrace.cli.check import examine
@@ -49,19 +48,6 @@ EXPECTED = {
 Pair = Callable[[str], tuple[Path, Path]]
 
 
-@pytest.fixture(scope="module")
-def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    made: dict[str, tuple[Path, Path]] = {}
-
-    def make(family: str) -> tuple[Path, Path]:
-        if family not in made:
-            target, draft, _ = make_pair(family, tmp_path_factory.mktemp(family))
-            made[family] = target, draft
-        return made[family]
-
-    return make
-
-
 def configured(draft: Path, change: Callable[[dict[str, Any]], None]) -> None:
     config = json.loads((draft / "config.json").read_text("utf-8"))
     change(config)
@@ -88,9 +74,9 @@ def believed(name: str, draft: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_fault_that_vllm_served_is_named(name: str, pair_of: Pair, tmp_path: Path) -> None:
+def test_a_fault_that_vllm_served_is_named(name: str, analytic_pair: Pair, tmp_path: Path) -> None:
     expected = EXPECTED[name]
-    target, draft = pair_of(expected.family)
+    target, draft = analytic_pair(expected.family)
     trace = Trace.open(TRACES / name)
     assert examine(trace.folder).ok and trace.manifest["engine"] == "vllm"
     told = diagnose(trace, read_draft(believed(name, draft, tmp_path)), target=target)
@@ -104,9 +90,9 @@ def test_a_fault_that_vllm_served_is_named(name: str, pair_of: Pair, tmp_path: P
 
 @pytest.mark.parametrize("name", ["output-ids", "not-in-order"])
 def test_the_printed_command_makes_a_config_that_vllm_reads_as_it_is_meant(
-    name: str, pair_of: Pair, tmp_path: Path
+    name: str, analytic_pair: Pair, tmp_path: Path
 ) -> None:
-    target, draft = pair_of(EXPECTED[name].family)
+    target, draft = analytic_pair(EXPECTED[name].family)
     folder = believed(name, draft, tmp_path)
     [cause] = diagnose(Trace.open(TRACES / name), read_draft(folder), target=target).causes
     command = cause.command.replace("python -c", f"'{sys.executable}' -c")
@@ -119,9 +105,11 @@ def test_the_printed_command_makes_a_config_that_vllm_reads_as_it_is_meant(
 
 
 @pytest.mark.parametrize(("name", "lost"), [("no-d2t", "d2t"), ("no-head", "lm_head.weight"), ("no-fc", "fc.weight")])
-def test_a_folder_that_lacks_a_tensor_is_named_by_itself(name: str, lost: str, pair_of: Pair, tmp_path: Path) -> None:
+def test_a_folder_that_lacks_a_tensor_is_named_by_itself(
+    name: str, lost: str, analytic_pair: Pair, tmp_path: Path
+) -> None:
     """The team believes in the very folder that it serves."""
-    target, draft = pair_of("llama")
+    target, draft = analytic_pair("llama")
     folder = believed(name, draft, tmp_path)
     [weights] = folder.glob("*.safetensors")
     save_file({key: tensor for key, tensor in load_file(weights).items() if key != lost}, weights)

@@ -63,6 +63,22 @@ class Capture:
         if step is not None and whole:
             self.session.put(step, self.nbytes)
 
+    def sample_tokens(self, runner: Any, _arguments: Mapping[str, Any]) -> Watching:
+        """A step, from what the target computed to the drafts of the next."""
+        if runner.execute_model_state is None:
+            return
+        whole = False
+        try:
+            self.computed(runner, self.begin())
+            yield
+            whole = True
+        finally:
+            self.end(whole=whole)
+
+    def computed(self, runner: Any, step: Step) -> None:
+        """What the target has computed of a step; each runner keeps it elsewhere."""
+        raise NotImplementedError
+
     def leave(self, names: Iterable[str], *, goes_on: bool) -> None:
         """The engine has let go of requests; where no step follows at once, that is one of its own."""
         self.left |= set(names)

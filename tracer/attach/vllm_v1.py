@@ -64,19 +64,8 @@ class V1Capture(Capture):
         self.session.steps.began += computes
         yield
 
-    def sample_tokens(self, runner: Any, _arguments: Mapping[str, Any]) -> Watching:
-        """A step, from what the target computed to the drafts of the next."""
-        if runner.execute_model_state is None:
-            return
-        whole = False
-        try:
-            self._computed(runner, self.begin())
-            yield
-            whole = True
-        finally:
-            self.end(whole=whole)
-
-    def _computed(self, runner: Any, step: Step) -> None:
+    def computed(self, runner: Any, step: Step) -> None:
+        """Requests, tokens, positions and slots."""
         state = runner.execute_model_state
         names = list(runner.input_batch.req_ids)
         scheduled, verifies = state.scheduler_output, state.spec_decode_metadata

@@ -86,20 +86,9 @@ class V2Capture(Capture):
         }
         yield
 
-    def sample_tokens(self, runner: Any, _arguments: Mapping[str, Any]) -> Watching:
-        """A step, from what the target computed to the drafts of the next."""
-        if runner.execute_model_state is None:
-            return
-        whole = False
-        try:
-            self._computed(runner.execute_model_state, self.begin())
-            yield
-            whole = True
-        finally:
-            self.end(whole=whole)
-
-    def _computed(self, state: Any, step: Step) -> None:
+    def computed(self, runner: Any, step: Step) -> None:
         """Counts by request lie on the host; what was padded for a graph is left out of everything."""
+        state = runner.execute_model_state
         batch, rows = state.input_batch, state.input_batch.num_tokens
         counts, drafts = batch.num_scheduled_tokens, batch.num_draft_tokens_per_req
         silent = batch.num_computed_prefill_tokens_np + counts < batch.prefill_len_np

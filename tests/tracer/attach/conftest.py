@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from analytic.pair import make_pair
 
 from spectrace.tracer.trace import Trace
 
@@ -46,7 +45,6 @@ class Served:
         return Trace.open(self.folder)
 
 
-Pair = Callable[[str], tuple[Path, Path]]
 Serve = Callable[..., Served]
 Tell = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -106,20 +104,6 @@ def serve(vllm: Path, environment: dict[str, str], prompts: list[list[int]], tmp
         return Served(said["outputs"], said["counters"], folder / "trace", 0, done.stderr)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """The analytic pair of a family."""
-    made: dict[str, tuple[Path, Path]] = {}
-
-    def make(family: str) -> tuple[Path, Path]:
-        if family not in made:
-            target, draft, _ = make_pair(family, tmp_path_factory.mktemp(family))
-            made[family] = target, draft
-        return made[family]
-
-    return make
 
 
 @pytest.fixture(scope="session")

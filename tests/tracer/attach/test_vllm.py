@@ -62,10 +62,10 @@ def heldout(smollm2: tuple[Path, Path]) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_trace_of_vllm_is_what_vllm_counted_and_replays_to_the_token(
-    name: str, serve: Serve, pair_of: Pair, smollm2: tuple[Path, Path], heldout: list[list[int]]
+    name: str, serve: Serve, analytic_pair: Pair, smollm2: tuple[Path, Path], heldout: list[list[int]]
 ) -> None:
     run = RUNS[name]
-    target, draft = smollm2 if run.pair == "SmolLM2" else pair_of(run.pair)
+    target, draft = smollm2 if run.pair == "SmolLM2" else analytic_pair(run.pair)
     asked = {"prompts": heldout, "max_new": 48} if run.pair == "SmolLM2" else {}
     served = serve(target, draft, asked=asked, **run.options)
     trace = served.trace
@@ -98,15 +98,15 @@ def counted_as_served(served: Any) -> None:
     assert sorted(map(list, trace.rows("requests")["output_tokens"].tolist())) == sorted(served.outputs)
 
 
-def test_recording_changes_nothing_that_is_served(serve: Serve, pair_of: Pair) -> None:
-    pair = pair_of("llama")
+def test_recording_changes_nothing_that_is_served(serve: Serve, analytic_pair: Pair) -> None:
+    pair = analytic_pair("llama")
     with_us, without = serve(*pair, level="features"), serve(*pair, level=None)
     assert with_us.outputs == without.outputs and with_us.counters == without.counters
 
 
-def test_requests_that_are_preempted_and_resumed_are_recorded_as_one_text(serve: Serve, pair_of: Pair) -> None:
+def test_requests_that_are_preempted_and_resumed_are_recorded_as_one_text(serve: Serve, analytic_pair: Pair) -> None:
     """Blocks for about three of eight answers: some lose their cache on the way, and are computed again."""
-    target, draft = pair_of("llama")
+    target, draft = analytic_pair("llama")
     asked = {"prompts": [[5 + at, 9, 30] for at in range(8)], "max_new": 120}
     served = serve(target, draft, asked=asked, num_gpu_blocks_override=14, block_size=32, max_model_len=128)
     assert served.counters["num_preemptions"] > 0
@@ -116,9 +116,9 @@ def test_requests_that_are_preempted_and_resumed_are_recorded_as_one_text(serve:
     assert told.verdict is Verdict.HEALTHY, told
 
 
-def test_requests_on_a_cached_prefix_are_replayed_with_its_rows(serve: Serve, pair_of: Pair) -> None:
+def test_requests_on_a_cached_prefix_are_replayed_with_its_rows(serve: Serve, analytic_pair: Pair) -> None:
     """One after another, with a beginning in common: vLLM computes it once."""
-    target, draft = pair_of("llama")
+    target, draft = analytic_pair("llama")
     beginning = [5 + at % 50 for at in range(80)]
     asked = {"prompts": [[*beginning, 9 + at, 30] for at in range(12)], "max_new": 30}
     served = serve(target, draft, asked=asked, max_num_seqs=1, enable_prefix_caching=True, block_size=32)

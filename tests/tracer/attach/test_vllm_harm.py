@@ -46,9 +46,9 @@ def writer_pid(trace: Path, name: str) -> int:
 
 
 @pytest.fixture
-def started(vllm: Path, environment: dict[str, str], pair_of: Pair, tmp_path: Path) -> Iterator[Start]:
+def started(vllm: Path, environment: dict[str, str], analytic_pair: Pair, tmp_path: Path) -> Iterator[Start]:
     """`started(asked, variables)`: a server under `spectrace record`, which goes on until it is ended."""
-    target, draft = pair_of("llama")
+    target, draft = analytic_pair("llama")
     running: list[subprocess.Popen[str]] = []
 
     def start(asked: dict[str, Any], **variables: str) -> subprocess.Popen[str]:
@@ -108,8 +108,8 @@ def test_a_rank_that_is_killed_ends_the_server_as_without_us_and_is_told(started
     assert len(Trace.open(trace).rows("emitted", rank=0)) > 10
 
 
-def test_a_full_disk_costs_rows_and_no_answer(serve: Serve, pair_of: Pair) -> None:
-    pair = pair_of("llama")
+def test_a_full_disk_costs_rows_and_no_answer(serve: Serve, analytic_pair: Pair) -> None:
+    pair = analytic_pair("llama")
     plain = serve(*pair, level=None)
     served = serve(*pair, level="full", asked={"disk_bytes": 300_000})
     assert served.outputs == plain.outputs and served.counters == plain.counters
@@ -119,8 +119,8 @@ def test_a_full_disk_costs_rows_and_no_answer(serve: Serve, pair_of: Pair) -> No
     assert lost > 0, "every row that is not here is counted"
 
 
-def test_two_engines_under_one_command_are_two_starts(serve: Serve, pair_of: Pair) -> None:
-    served = serve(*pair_of("llama"), level="features", asked={"engines": 2})
+def test_two_engines_under_one_command_are_two_starts(serve: Serve, analytic_pair: Pair) -> None:
+    served = serve(*analytic_pair("llama"), level="features", asked={"engines": 2})
     trace = served.trace
     assert examine(served.folder).ok
     rows = trace.rows("verified")
