@@ -19,7 +19,8 @@ from spectrace.tracer.errors import SpectraceError
 __all__ = ["cli", "main"]
 
 _EXTRA = ("ray", "transformers", "accelerate")
-_COMMANDS = ("demo", "run", "record", "reference", "replay", "diagnose", "info", "check")
+_COMMANDS = ("demo", "run", "record", "reference", "replay", "diagnose", "diff", "import", "info", "check")
+_ELSEWHERE = {"import": ("importing", "import_")}  # module and name of commands whose own name is a word of Python's
 
 
 class _Lazy(click.Group):
@@ -31,7 +32,8 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"spectrace.cli.{cmd_name}"), cmd_name)
+        module, name = _ELSEWHERE.get(cmd_name, (cmd_name, cmd_name))
+        command: click.Command = getattr(importlib.import_module(f"spectrace.cli.{module}"), name)
         return command
 
 

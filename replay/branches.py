@@ -15,7 +15,7 @@ from torch import Tensor
 from spectrace.engine.draft import DraftModel
 from spectrace.replay.attend import BranchAttend, PrefixAttend
 from spectrace.replay.configuration import ADVANCING, Steps
-from spectrace.replay.features import Fed
+from spectrace.replay.features import Fed, tokens_and_positions
 from spectrace.replay.inputs import Int
 
 __all__ = ["Branches"]
@@ -37,8 +37,8 @@ class Branches:
         first = [start + len(one.text.prompt) - 1 for start, one in zip(borders.tolist(), block, strict=False)]
         self.bases: Int = np.concatenate([at + np.arange(count) for at, count in zip(first, counts, strict=True)])
         self._borders: Int = np.cumsum([0, *counts])
-        tokens = torch.tensor([token for one in block for token in one.text.tokens[1 : len(one) + 1]])
-        positions = torch.tensor([position for one in block for position in range(len(one))])
+        given = zip(*(tokens_and_positions(one) for one in block), strict=True)
+        tokens, positions = (torch.from_numpy(np.concatenate(parts)) for parts in given)
         features = torch.cat([one.load() for one in block]).to(self.device, weight.dtype)
         prefix = PrefixAttend(borders)
         self._branch = BranchAttend(prefix)

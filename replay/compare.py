@@ -126,7 +126,7 @@ class Comparison:
             return
         self._rows[stage] = self._rows.get(stage, 0) + rows
         # NaN must win: a comparison that met one has not found the rows equal.
-        worst = float(torch.nan_to_num(errors, nan=torch.inf).max())
+        worst = float(torch.nan_to_num(errors, nan=torch.inf, posinf=torch.inf).max())
         self._errors[stage] = max(self._errors.get(stage, 0.0), worst)
 
 

@@ -12,13 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spectrace.replay.inputs import places, runs_from_start
+from spectrace.replay.inputs import Int, places, runs_from_start
 from spectrace.replay.texts import Text
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["Fed", "TextFeatures", "became_text", "blocks", "first_rows", "received_features", "reference_features"]
+__all__ = [
+    "Fed", "GivenRows", "TextFeatures", "became_text", "blocks", "first_rows", "received_features",
+    "reference_features", "tokens_and_positions",
+]  # fmt: skip
 
 _BLOCK_ROWS = 4096
 _Fed = TypeVar("_Fed", bound="Fed")
@@ -55,6 +58,31 @@ class TextFeatures:
         if self.wiring is None:
             return self.rows.tensor("features")
         return torch.cat([self.rows.tensor("boundaries", f"b{boundary}") for boundary in self.wiring], dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRows:
+    """One request's text, and what is given at its first positions: features, tokens, positions."""
+
+    request: int
+    text: Text
+    rows: Rows
+    tokens: Int
+    positions: Int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def load(self) -> Tensor:
+        """The features [P, A*F]."""
+        return self.rows.tensor("features")
+
+
+def tokens_and_positions(one: Fed) -> tuple[Int, Int]:
+    """What a draft is given beside the features [P]: what it says, else the token after each position, and that."""
+    if isinstance(one, GivenRows):
+        return one.tokens, one.positions
+    return np.array(one.text.tokens[1 : len(one) + 1], np.int64), np.arange(len(one))
 
 
 def reference_features(trace: Trace, texts: Mapping[int, Text], wiring: Sequence[int]) -> list[TextFeatures]:

@@ -60,7 +60,7 @@ def pair_rows(trace: Trace) -> Pairing:
 
 def _order(emitted: Rows, verified: Rows) -> tuple[Int, Bool]:
     """The place of each emitted row among the accepted ones of its pass, and whether it is known which these are."""
-    prefill = emitted["phase"] == Phase.PREFILL
+    prefill = (emitted["phase"] == Phase.PREFILL) | (emitted["round"] < 0)  # or plain decoding: nothing to be judged
     order = np.where(prefill, emitted["node"].astype(np.int64), -1)
     verified = verified.take(np.lexsort([verified[name] for name in ("node", "position", "pass", "request")]))
     taken = verified.take(verified["accepted"])

@@ -157,7 +157,7 @@ def _error(pairs: _Pairs, kind: str) -> float | None:
         return None
     ours, theirs = pairs.ours.take(rows).tensor(kind), pairs.theirs.take(rows).tensor(kind)
     error = row_error(ours, theirs) / torch.finfo(ours.dtype).eps
-    return float(torch.nan_to_num(error, nan=torch.inf).max())
+    return float(torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf).max())
 
 
 def _sample(pairs: _Pairs, kind: str) -> Int:

@@ -185,10 +185,11 @@ def wide_batch(parts: Sequence[Mapping[str, Bits]]) -> pa.RecordBatch:
 
 
 def narrow_batch(family: Family, parts: Sequence[Prepared], pointers: Mapping[str, Pointers]) -> pa.RecordBatch:
-    """The narrow rows of several calls as one batch."""
+    """The narrow rows of several calls as one batch, without columns in which all of them are null."""
     arrays = [_merge(column, [part.columns[column.name] for part in parts]) for column in family.columns]
     arrays += [pointers[wide.kind].to_arrow() for wide in family.wides]
-    return pa.record_batch(arrays, schema=family.schema)
+    told = [(array, one) for array, one in zip(arrays, family.schema, strict=True) if array.null_count < len(array)]
+    return pa.record_batch([array for array, _ in told], schema=pa.schema([one for _, one in told]))
 
 
 def _merge(column: Column, parts: Sequence[np.ndarray | list[np.ndarray]]) -> pa.Array:

@@ -28,9 +28,11 @@ class MappedSegment:
         self.view = view
         with open(view.path, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        _advise(self._map, "MADV_RANDOM")  # what is wanted is asked for batch by batch; nothing beside it
         self._buffer = pa.py_buffer(self._map)
         self._records = {int(record["detail"]): record for record in view.batches}
         self._columns: dict[tuple[int, str], np.ndarray] = {}
+        self.bytes_read = 0
         self.schema: pa.Schema = self._read_schema()
 
     def batch(self, place: int) -> pa.RecordBatch:
@@ -74,9 +76,18 @@ class MappedSegment:
 
     def _checked(self, record: np.ndarray) -> tuple[int, int]:
         offset, length = int(record["offset"]), int(record["length"])
+        self.bytes_read += length
+        start = offset - offset % mmap.PAGESIZE
+        _advise(self._map, "MADV_WILLNEED", start, offset + length - start)
         if xxh3_64_intdigest(memoryview(self._map)[offset : offset + length]) != record["digest"]:
             raise self._damaged(offset, "the bytes are not those that were written")
         return offset, length
 
     def _damaged(self, offset: int, why: str) -> TraceDamaged:
         return TraceDamaged(f"{self.view.name} at byte {offset}: {why}; run `spectrace check` for all of the damage")
+
+
+def _advise(mapped: mmap.mmap, advice: str, *span: int) -> None:
+    """Where the system takes advice on how a map will be read."""
+    if hasattr(mmap, advice):
+        mapped.madvise(getattr(mmap, advice), *span)

@@ -15,7 +15,7 @@ from spectrace.tracer.account import Account, FamilyAccount
 from spectrace.tracer.crosscheck import miscounts
 from spectrace.tracer.errors import TraceDamaged, UserError
 from spectrace.tracer.inventory import SegmentView
-from spectrace.tracer.ledger import Kind, Reason
+from spectrace.tracer.ledger import RECORD_BYTES, Kind, Reason
 from spectrace.tracer.mapped import MappedSegment
 from spectrace.tracer.problem import Problem
 from spectrace.tracer.rows import FAMILIES, FAMILY, Family
@@ -41,6 +41,7 @@ class Trace:
         self._writers = list(found.writers.values())
         self._mapped: OrderedDict[tuple[int, int], MappedSegment] = OrderedDict()
         self._families: dict[str, Rows] = {}
+        self._bytes_read = sum(writer.ledger.count * RECORD_BYTES for writer in self._writers)
 
     @staticmethod
     def open(folder: Path | str, *, tolerant: bool = False) -> Trace:
@@ -141,9 +142,25 @@ class Trace:
                 raise TraceDamaged(f"{name} is not here; run `spectrace check {self.folder}`")
             self._mapped[key] = MappedSegment(view)
             if len(self._mapped) > _MAPPED_SEGMENTS:
-                self._mapped.popitem(last=False)
+                self._bytes_read += self._mapped.popitem(last=False)[1].bytes_read
         self._mapped.move_to_end(key)
         return self._mapped[key]
+
+    def release(self, *, above_bytes: int = 0) -> None:
+        """Let go of all mapped segments, and so of their pages, once more than this was read of them.
+
+        They are mapped again, and checked, when asked for.
+        """
+        if sum(mapped.bytes_read for mapped in self._mapped.values()) <= above_bytes:
+            return
+        for mapped in self._mapped.values():
+            self._bytes_read += mapped.bytes_read
+        self._mapped.clear()
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of ledgers and segments that were read so far, those read again counted again."""
+        return self._bytes_read + sum(mapped.bytes_read for mapped in self._mapped.values())
 
     def any_of(self, family: str, kind: str) -> MappedSegment | None:
         """Some segment of a kind, to learn its layout from."""
@@ -160,14 +177,21 @@ class Trace:
 
     def _load(self, family: Family) -> Rows:
         tables, writers = [family.schema.empty_table()], [np.empty(0, np.int64)]
-        for at, view in self._views(family.name, None):
-            if len(view.batches):
-                mapped = self.mapped(at, view.number)
-                batches = [mapped.batch(place) for place in view.batches["detail"].tolist()]
-                tables.append(pa.Table.from_batches(batches, mapped.schema))
-                writers.append(np.full(tables[-1].num_rows, at))
+        for at, mapped, place in self._narrow(family):
+            tables.append(pa.Table.from_batches([mapped.batch(place)], mapped.schema))
+            writers.append(np.full(tables[-1].num_rows, at))
         table = pa.concat_tables(tables, promote_options="default")
         return Rows(family, table, np.concatenate(writers), self)
+
+    def _narrow(self, family: Family) -> Iterator[tuple[int, MappedSegment, int]]:
+        """Every batch of narrow rows, writer by writer, as they were written: into several segments by turns."""
+        found = [
+            (at, int(record["sequence"]), view.number, int(record["detail"]))
+            for at, view in self._views(family.name, None)
+            for record in view.batches
+        ]
+        for at, _, segment, place in sorted(found):
+            yield at, self.mapped(at, segment), place
 
     def _torn(self, family: str) -> int:
         names = {

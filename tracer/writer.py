@@ -6,7 +6,7 @@ abandoned and the next batch starts a new one, so nothing is ever appended behin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,11 +20,14 @@ from spectrace.tracer.ledger import Kind, LedgerWriter, Reason, Record
 from spectrace.tracer.manifest import LEDGER, MANIFEST, render_json, write_atomic
 from spectrace.tracer.rows import FAMILIES, STREAMS, Family, Stream
 from spectrace.tracer.segment import Extent, SegmentWriter, segment_name
+from spectrace.tracer.staging import Bits
 from spectrace.tracer.status import STATUS
 
 __all__ = ["FolderWriter", "Place"]
 
 _OPEN_SEGMENTS: Final = 64
+_WIDE_BYTES: Final = 1 << 20
+"""A batch of tensors at most, unless one row is larger: whoever wants one row reads, and checks, its batch."""
 _STREAM: Final = {(stream.family.name, stream.wide and stream.wide.kind): stream for stream in STREAMS.values()}
 
 
@@ -34,6 +37,16 @@ class Place:
 
     segment: int
     batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Consecutive rows of one kind; `start` is the first one's place among the narrow rows."""
+
+    start: int
+    rows: int
+    tensors: Mapping[str, Bits]
+    nbytes: int
 
 
 class FolderWriter:
@@ -55,7 +68,8 @@ class FolderWriter:
         pointers = {wide.kind: Pointers(sum(part.rows for part in parts)) for wide in family.wides}
         for wide in family.wides:
             self._write_wide(_STREAM[family.name, wide.kind], parts, pointers[wide.kind])
-        self._put(_STREAM[family.name, None], None, narrow_batch(family, parts, pointers))
+        batch = narrow_batch(family, parts, pointers)
+        self._put(_STREAM[family.name, None], tuple(batch.schema.names), batch)
 
     @property
     def owes(self) -> bool:
@@ -123,11 +137,13 @@ class FolderWriter:
                 layouts.setdefault(part.layout(kind), []).append((start, part))
             start += part.rows
         for layout, placed in layouts.items():
-            place = self._put(stream, layout, wide_batch([part.wides[kind] for _, part in placed]))
-            row = 0
-            for start, part in placed:
-                pointers.place(start, part.rows, segment=place.segment, batch=place.batch, row=row)
-                row += part.rows
+            pieces = [piece for start, part in placed for piece in _pieces(start, part.wides[kind])]
+            for together in _gathered(pieces):
+                place = self._put(stream, layout, wide_batch([piece.tensors for piece in together]))
+                row = 0
+                for piece in together:
+                    pointers.place(piece.start, piece.rows, segment=place.segment, batch=place.batch, row=row)
+                    row += piece.rows
 
     def _put(self, stream: Stream, layout: object, batch: pa.RecordBatch) -> Place:
         segment = self._segment((stream.number, layout), stream, batch.schema)
@@ -175,6 +191,28 @@ class FolderWriter:
         segment.abandon()
         if segment.end:
             self._owed.append(Record(Kind.ABANDON, segment=segment.number, offset=segment.end, detail=segment.batches))
+
+
+def _pieces(start: int, tensors: Mapping[str, Bits]) -> Iterator[_Piece]:
+    """One call's rows, in pieces of at most a batch's bytes."""
+    rows = next(iter(tensors.values())).shape[0]
+    row_bytes = sum(bits.array.nbytes for bits in tensors.values()) // rows
+    step = max(_WIDE_BYTES // max(row_bytes, 1), 1)
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        cut = {name: Bits(bits.array[first : first + count], bits.dtype) for name, bits in tensors.items()}
+        yield _Piece(start + first, count, cut, count * row_bytes)
+
+
+def _gathered(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces that make up a batch together."""
+    together: list[_Piece] = []
+    for piece in pieces:
+        if together and sum(one.nbytes for one in together) + piece.nbytes > _WIDE_BYTES:
+            yield together
+            together = []
+        together.append(piece)
+    yield together
 
 
 def _record(kind: Kind, segment: SegmentWriter, extent: Extent, *, detail: int, rows: int = 0) -> Record:

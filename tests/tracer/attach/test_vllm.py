@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from spectrace.cli.check import examine
 from spectrace.engine.checkpoint import build_draft, read_draft
 from spectrace.engine.prompts import read_prompts
-from spectrace.replay.compare import row_error, served_dtype
+from spectrace.replay.compare import served_dtype
 from spectrace.replay.diagnose import diagnose
 from spectrace.replay.diagnosis import Verdict
+from spectrace.replay.diff.diff import Verdict as Compared
+from spectrace.replay.diff.diff import diff
 from spectrace.replay.lab import replay_trace
 from spectrace.tracer.acceptance import acceptance_of_rows
-from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
 pytestmark = pytest.mark.vllm
@@ -149,49 +149,9 @@ def test_one_config_means_the_same_in_vllm_and_in_the_reference_engine(
     ours = Trace.open(tmp_path / "ours")
     wirings = [trace.manifest["wiring"]["resolved"] for trace in (theirs, ours)]
     assert [tuple(wiring["boundaries"]) for wiring in wirings] == [(0, 3, 16)] * 2
-    found = [acceptance_of_rows(trace.rows("verified")) for trace in (theirs, ours)]
-    for family, kind in (("emitted", "slots"), ("received", "features"), ("received", "state"), ("drafted", "state")):
-        pairs = paired(family, kind, theirs, ours)
-        print(family, kind, pairs)
-        assert pairs.share > 0.95 and pairs.tokens_equal > 0.99 and pairs.max_error < 1e-4
-    print([one.acceptance_length for one in found])
-    assert found[0].acceptance_length == pytest.approx(found[1].acceptance_length, abs=0.02)
-
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """Of the live rows of two traces, the `share` that pairs, and how far the pairs agree."""
-
-    rows: int
-    share: float
-    tokens_equal: float
-    max_error: float
-
-
-def paired(family: str, kind: str, one: Trace, other: Trace) -> Pairs:
-    """Rows pair by the text up to their position, and by depth."""
-    rows = [_keyed(trace, family, kind) for trace in (one, other)]
-    places = [{key: at for at, key in enumerate(keys)} for _, keys in rows]
-    both = sorted(places[0].keys() & places[1].keys())
-    taken = [found.take(np.array([place[key] for key in both])) for (found, _), place in zip(rows, places, strict=True)]
-    errors = row_error(*(part.tensor(kind) for part in taken))
-    equal = taken[0]["token"] == taken[1]["token"]
-    whole = max(len(place) for place in places)
-    return Pairs(len(both), len(both) / whole, float(equal.mean()), float(errors.max()))
-
-
-def _keyed(trace: Trace, family: str, kind: str) -> tuple[Rows, list[tuple[Any, ...]]]:
-    requests = trace.rows("requests")
-    texts = {
-        int(request): (*prompt, *output)
-        for request, prompt, output in zip(
-            requests["request"], requests["prompt_tokens"], requests["output_tokens"], strict=True
-        )
-    }
-    rows = trace.rows(family, rank=0, live=True)
-    rows = rows.take(rows.has(kind))
-    if family == "emitted":  # rows of text, not of drafts that were rejected
-        read = zip(rows["request"], rows["position"], rows["token"], strict=True)
-        rows = rows.take(np.array([texts[int(one)][at : at + 1] == (token,) for one, at, token in read]))
-    bases = zip(rows["request"], rows["position"] - rows["depth"], rows["depth"], strict=True)
-    return rows, [(texts[int(request)][: int(base) + 2], int(depth)) for request, base, depth in bases]
+    found = diff(ours, theirs)
+    assert found.verdict is Compared.WITHIN and not found.moved
+    for family, pairs in found.alignment.families.items():
+        assert len(pairs) > 0.95 * max(len(trace.rows(family, live=True)) for trace in (theirs, ours)), family
+    assert not [flip for flip in found.decisions.flips if flip.flips > flip.ties]
+    assert found.decisions.tokens_lost == pytest.approx(0, abs=0.02)

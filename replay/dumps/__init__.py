@@ -1,0 +1,1 @@
+"""Hidden states that other tools wrote, read into a trace."""
