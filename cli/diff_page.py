@@ -244,7 +244,8 @@ def _attribution(swapped: "Attribution | str | None") -> Iterator[RenderableType
 
 def _coverage(found: Diff) -> Iterator[RenderableType]:
     if (tolerance := _tolerance(found)) is not None:
-        yield Text(f"smallest tolerance that would have passed: {_number(tolerance)}")
+        told = _number(tolerance) if isfinite(tolerance) else "none: of some rows no token's logits were kept by both"
+        yield Text(f"smallest tolerance that would have passed: {told}")
     for line in found.lacking:
         yield Text(f"not compared  {line}", style="yellow")
     for name, trace in (("A", found.a), ("B", found.b)):
