@@ -146,7 +146,7 @@ def compare(a: Path, b: Path) -> Iterator[tuple[str, object]]:
     yield "own_count_bytes", sum(found.bytes_read)
     yield "proc_read_bytes", read_bytes() - before
     yield "peak_rss_bytes", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    yield "rows", sum(len(pairs) for pairs in found.alignment.families.values())
+    yield "rows", sum(pairs.rows for pairs in found.plan.families.values())
 
 
 def read_bytes() -> int:

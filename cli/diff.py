@@ -44,10 +44,9 @@ def diff(
     import torch
 
     from spectrace.cli.diff_page import diff_json, plan_json, render_diff
-    from spectrace.replay.diff.alignment import align
     from spectrace.replay.diff.diff import Verdict
     from spectrace.replay.diff.diff import diff as compare
-    from spectrace.replay.diff.placing import read_side
+    from spectrace.replay.diff.diff import plan as plan_of
 
     if threads:
         torch.set_num_threads(threads)
@@ -55,8 +54,8 @@ def diff(
         raise UserError("--benign: a trace is no repeat of itself; give another run of A's configuration")
     one, other = Trace.open(a), Trace.open(b)
     if plan:
-        alignment = align(read_side(one), read_side(other))
-        print_json(plan_json(alignment)) if as_json else click.echo(str(alignment))
+        planned = plan_of(one, other)
+        print_json(plan_json(planned)) if as_json else click.echo(str(planned))
         return
     with Console(stderr=True).status("comparing"):
         found = compare(one, other, [Trace.open(trace) for trace in benign])
@@ -88,6 +87,6 @@ def _attribution(found: "Diff") -> "Attribution | str | None":
             build_draft(read_draft(recorded_draft(trace)), target=recorded_target(trace), dtype=torch.float32)
             for trace in (found.a, found.b)
         ]
-        return attribute(found.a, found.b, found.alignment, (drafts[0], drafts[1]))
+        return attribute(found.a, found.b, found.beginning(), (drafts[0], drafts[1]))
     except SpectraceError as error:
         return str(error)

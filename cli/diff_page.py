@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spectrace.replay.diff.alignment import Alignment
-from spectrace.replay.diff.diff import Compared, Decisions, Diff, FirstDivergence, Verdict
+from spectrace.replay.diff.diff import Compared, Decisions, Diff, FirstDivergence, Plan, Verdict
+from spectrace.replay.diff.sites import Where
 
 if TYPE_CHECKING:
     from spectrace.replay.diff.attribution import Attribution
@@ -22,18 +22,13 @@ _SETTINGS = 12
 _WEIGHTS = 3
 
 
-def plan_json(alignment: Alignment) -> dict[str, Any]:
+def plan_json(plan: Plan) -> dict[str, Any]:
     """The `alignment` part of --json."""
     return {
-        "requests": [
-            {"a": pair.a, "b": pair.b, "shared": pair.shared, "parts": pair.parts} for pair in alignment.texts
-        ],
-        "requests_unpaired": {"a": list(alignment.alone[0]), "b": list(alignment.alone[1])},
-        "paired": {name: len(pairs) for name, pairs in alignment.families.items()},
-        "unpaired": {
-            name: {"a": dict(pairs.unpaired[0]), "b": dict(pairs.unpaired[1])}
-            for name, pairs in alignment.families.items()
-        },
+        "requests": [{"a": pair.a, "b": pair.b, "shared": pair.shared, "parts": pair.parts} for pair in plan.texts],
+        "requests_unpaired": {"a": list(plan.alone[0]), "b": list(plan.alone[1])},
+        "paired": {name: pairs.rows for name, pairs in plan.families.items()},
+        "unpaired": {name: {"a": pairs.unpaired[0], "b": pairs.unpaired[1]} for name, pairs in plan.families.items()},
     }
 
 
@@ -75,7 +70,7 @@ def diff_json(found: Diff, swapped: "Attribution | str | None") -> dict[str, Any
             "tokens_lost": decisions.tokens_lost,
             "attribution": swapped if swapped is None or isinstance(swapped, str) else asdict(swapped),
         },
-        "alignment": plan_json(found.alignment),
+        "alignment": plan_json(found.plan),
         "config_differences": [{"name": one.name, "a": one.a, "b": one.b} for one in found.settings],
         "coverage": {
             "sites_compared": len(found.compared),
@@ -134,8 +129,8 @@ def _ranks(found: Diff) -> Iterator[Text]:
 
 def _first_says(first: FirstDivergence, found: Diff) -> str:
     what = "First divergence" if first.beyond else "First bits that differ, within the floor"
-    request, pass_ = (f"{a}" if a == b else f"{a} (B: {b})" for a, b in (first.request, first.pass_))
-    where = f"position {first.position} of request {request}, pass {pass_}"
+    request, pass_ = (f"{a}" if a == b else f"{a} (B: {b})" for a, b in (first.where.request, first.where.pass_))
+    where = f"position {first.where.position} of request {request}, pass {pass_}"
     error = "" if first.error is None else f", {_number(first.error)} of the row's maximum"
     return f"{what}, among {len(found.compared)} sites compared: {first.site} at {where}{error}"
 
@@ -156,7 +151,7 @@ def _settings(found: Diff) -> Iterator[RenderableType]:
 
 
 def _alignment(found: Diff) -> RenderableType:
-    return Text(str(found.alignment))
+    return Text(str(found.plan))
 
 
 def _sites(found: Diff) -> Iterator[RenderableType]:
@@ -270,13 +265,15 @@ def _first_json(first: FirstDivergence) -> dict[str, Any]:
         "what": site.what,
         "slot": site.slot,
         **drafting,
-        "request": {"a": first.request[0], "b": first.request[1]},
-        "position": first.position,
-        "pass": {"a": first.pass_[0], "b": first.pass_[1]},
-        "node": {"a": first.node[0], "b": first.node[1]},
+        **_where_json(first.where),
         "error": first.error,
         "beyond_floor": first.beyond,
     }
+
+
+def _where_json(where: Where) -> dict[str, Any]:
+    both = {"request": where.request, "pass": where.pass_, "node": where.node}
+    return {"position": where.position} | {name: {"a": a, "b": b} for name, (a, b) in both.items()}
 
 
 def _site_json(one: Compared) -> dict[str, Any]:
@@ -300,6 +297,7 @@ def _site_json(one: Compared) -> dict[str, Any]:
         "ulps": away.ulps,
         "floor": one.noise and one.noise.largest,
         "above_floor": one.above,
+        "worst": [{"error": row.error, **_where_json(row.where)} for row in one.worst],
         "verdict": one.verdict.value,
     }
 

@@ -64,7 +64,10 @@ class Rows:
 
     def take(self, which: np.ndarray | Sequence[int] | slice) -> Rows:
         """Rows by mask, indices or slice."""
-        indices = np.arange(len(self))[which if isinstance(which, slice) else np.asarray(which)]
+        chosen = which if isinstance(which, slice) else np.asarray(which)
+        if isinstance(chosen, np.ndarray) and chosen.dtype == np.bool_:  # goes chunk by chunk, where indices need one
+            return Rows(self.family, self._table.filter(pa.array(chosen)), self._writers[chosen], self._segments)
+        indices = np.arange(len(self))[chosen]
         return Rows(self.family, self._table.take(pa.array(indices)), self._writers[indices], self._segments)
 
     def replaced(self, **columns: np.ndarray) -> Rows:

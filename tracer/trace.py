@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,6 +42,8 @@ class Trace:
         self._writers = list(found.writers.values())
         self._mapped: OrderedDict[tuple[int, int], MappedSegment] = OrderedDict()
         self._families: dict[str, Rows] = {}
+        self._whole: Trace | None = None
+        self._requests = np.empty(0, np.int64)
         self._bytes_read = sum(writer.ledger.count * RECORD_BYTES for writer in self._writers)
 
     @staticmethod
@@ -96,8 +99,17 @@ class Trace:
         if family not in FAMILY:
             raise UserError(f"there is no family {family!r}; there are {', '.join(FAMILY)}")
         if family not in self._families:
-            self._families[family] = self._load(FAMILY[family])
+            whole = self._whole
+            self._families[family] = (
+                whole.rows(family).where(request=self._requests) if whole else self._load(FAMILY[family])
+            )
         return self._families[family].where(**equals)
+
+    def only(self, requests: Sequence[int] | np.ndarray) -> Trace:
+        """The same trace with the rows of some requests alone; files are mapped once, and read once, for both."""
+        part = copy(self)
+        part._families, part._whole, part._requests = {}, self._whole or self, np.asarray(requests)
+        return part
 
     def batches(self, family: str, kind: str, column: str | None = None) -> Iterator[Tensor]:
         """The tensors of one kind, batch by batch in recorded order, without copies and at flat memory."""
@@ -134,6 +146,8 @@ class Trace:
 
     def mapped(self, writer: int, segment: int) -> MappedSegment:
         """A segment by the place of its writer and its number; the least recently used one is let go."""
+        if self._whole:
+            return self._whole.mapped(writer, segment)
         key = (writer, segment)
         if key not in self._mapped:
             view = self._writers[writer].segments.get(segment)
@@ -151,15 +165,17 @@ class Trace:
 
         They are mapped again, and checked, when asked for.
         """
-        if sum(mapped.bytes_read for mapped in self._mapped.values()) <= above_bytes:
-            return
-        for mapped in self._mapped.values():
-            self._bytes_read += mapped.bytes_read
-        self._mapped.clear()
+        if self._whole:
+            self._whole.release(above_bytes=above_bytes)
+        elif sum(mapped.bytes_read for mapped in self._mapped.values()) > above_bytes:
+            self._bytes_read += sum(mapped.bytes_read for mapped in self._mapped.values())
+            self._mapped.clear()
 
     @property
     def bytes_read(self) -> int:
         """Bytes of ledgers and segments that were read so far, those read again counted again."""
+        if self._whole:
+            return self._whole.bytes_read
         return self._bytes_read + sum(mapped.bytes_read for mapped in self._mapped.values())
 
     def any_of(self, family: str, kind: str) -> MappedSegment | None:

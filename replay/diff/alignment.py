@@ -11,14 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from spectrace.replay.diff.placing import Placed, Side, columns
+from spectrace.replay.diff.sites import Where
 from spectrace.replay.diff.texts import TextPair, pair_texts
 from spectrace.replay.inputs import Int, places
 from spectrace.replay.pairing import Bool
+from spectrace.replay.texts import Text
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["Alignment", "PairedRows", "align"]
+__all__ = ["Alignment", "PairedRows", "align", "no_common_text"]
 
 _OWN = {"reference": 1, "emitted": 1, "received": 2, "verified": 1}
 """How many tokens of a text, counted from a row's place, made it what it is: a draft row is fed the next one, too."""
@@ -41,6 +43,11 @@ class PairedRows:
 
     def __len__(self) -> int:
         return len(self.text)
+
+    def where(self, at: int) -> Where:
+        """One pair."""
+        both = [(int(self.a[name][at]), int(self.b[name][at])) for name in ("request", "pass", "node")]
+        return Where(int(self.place[at]), *both)
 
     def take(self, which: Bool | Int) -> "PairedRows":
         """Some of the pairs."""
@@ -66,11 +73,14 @@ class Alignment:
         return "\n".join(lines)
 
 
-def align(a: Side, b: Side) -> Alignment:
-    """Plan the comparison of two traces; raises UserError when no request of one has its text in the other."""
-    pairs = pair_texts(a.texts, b.texts)
+def align(a: Side, b: Side, pairs: Sequence[TextPair] | None = None) -> Alignment:
+    """Plan the comparison of two traces, of all requests or of these pairs.
+
+    Raises UserError when no request of one has its text in the other.
+    """
+    pairs = pair_texts(a.texts, b.texts) if pairs is None else pairs
     if not pairs:
-        raise UserError(_nothing_shared(a, b))
+        raise UserError(no_common_text((a.trace, a.texts), (b.trace, b.texts)))
     alone = (_without(a, {pair.a for pair in pairs}), _without(b, {pair.b for pair in pairs}))
     families = {
         name: _pair_rows(name, (a, a.families[name]), (b, b.families[name]), pairs)
@@ -247,18 +257,17 @@ def _without(side: Side, paired: set[int]) -> tuple[int, ...]:
     return tuple(sorted(side.texts.keys() - paired))
 
 
-def _nothing_shared(a: Side, b: Side) -> str:
-    """No two texts share a prompt: what they look like, and whether one kind only has something in front."""
-    shown = " and ".join(f"{side.trace.folder} begins {list(_begins(side)[0][:8])}" for side in (a, b))
-    for one, other, name in ((a, b, "A"), (b, a, "B")):
-        known = {prompt[:8] for prompt in _begins(other)}
+def no_common_text(a: tuple[Trace, Mapping[int, Text]], b: tuple[Trace, Mapping[int, Text]]) -> str:
+    """What to say of two traces no texts of which pair: what they look like, and whether one has something in front."""
+    prompts = [[text.prompt for _, text in sorted(texts.items())] for _, texts in (a, b)]
+    shown = " and ".join(
+        f"{trace.folder} begins {list(mine[0][:8])}" for (trace, _), mine in zip((a, b), prompts, strict=True)
+    )
+    for one, other, name in ((*prompts, "A"), (*prompts[::-1], "B")):
+        known = {prompt[:8] for prompt in other}
         for more in range(1, 5):
-            for prompt in _begins(one):
+            for prompt in one:
                 if len(prompt) > more and prompt[more : more + 8] in known:
                     front = f"those of {name} have {list(prompt[:more])} in front"
                     return f"no request has the same prompt in both: {front} ({shown})"
     return f"no request has the same prompt in both, so no rows pair: {shown}; record the same prompts under both"
-
-
-def _begins(side: Side) -> list[tuple[int, ...]]:
-    return [text.prompt for _, text in sorted(side.texts.items())]

@@ -57,6 +57,11 @@ class Flips:
     ties: int
     open: int
 
+    def __add__(self, other: "Flips") -> "Flips":
+        """Of the rows of both."""
+        rows, flips, ties = self.rows + other.rows, self.flips + other.flips, self.ties + other.ties
+        return Flips(self.depth, rows, flips, ties, self.open + other.open)
+
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
@@ -69,6 +74,15 @@ class Likeness:
     kl: float
     total_variation: float
     shared: float
+
+    def __add__(self, other: "Likeness") -> "Likeness":
+        """Of the rows of both."""
+        rows = self.rows + other.rows
+        means = (
+            (getattr(self, name) * self.rows + getattr(other, name) * other.rows) / rows
+            for name in ("same_best", "overlap", "kl", "total_variation", "shared")
+        )
+        return Likeness(self.depth, rows, *means)
 
 
 def find_splits(alignment: Alignment, noise: Noise | None) -> list[Split]:

@@ -1,7 +1,7 @@
 """Two traces side by side: planned, compared, held against a floor, and what it comes to.
 
-Settings come first, then alignment, then hashes, and tensors only where hashes differ. A comparison of nothing is an
-error, and a floor of zero is none.
+Settings come first, then alignment, then hashes, and tensors only where hashes differ; requests block by block, so that
+memory does not grow with the traces. A comparison of nothing is an error, and a floor of zero is none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,43 +9,34 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-import numpy as np
 import torch
 
 from spectrace.replay.compare import served_dtype
-from spectrace.replay.diff.alignment import Alignment, PairedRows, align
-from spectrace.replay.diff.choices import (
-    Flips,
-    Likeness,
-    Split,
-    find_flips,
-    find_likeness,
-    find_splits,
-)
-from spectrace.replay.diff.floor import Floor, Noise, measured, tabled
-from spectrace.replay.diff.handed import handed_otherwise
+from spectrace.replay.diff.alignment import Alignment, align, no_common_text
+from spectrace.replay.diff.choices import Flips, Likeness, Split
+from spectrace.replay.diff.floor import Floor, Noise, Table, measured
 from spectrace.replay.diff.measure import Distance
-from spectrace.replay.diff.moved import Moved, find_moved
-from spectrace.replay.diff.placing import Side, read_side
+from spectrace.replay.diff.moved import Moved
+from spectrace.replay.diff.placing import FAMILIES, Side, held_families, read_side
 from spectrace.replay.diff.settings import Setting, settings
-from spectrace.replay.diff.shards import Apart, Unsharded, first_apart, unshard
-from spectrace.replay.diff.sites import Site
-from spectrace.replay.diff.tensors import Group, groups, slots_of
+from spectrace.replay.diff.shards import Apart, Unsharded
+from spectrace.replay.diff.sites import Site, Where
+from spectrace.replay.diff.tally import First, Found, Pairs, Tally
+from spectrace.replay.diff.tensors import slots_of
+from spectrace.replay.diff.texts import TextPair, pair_texts, texts_so_far
 from spectrace.replay.expected import drafts_were_drawn
 from spectrace.replay.finding import Finding
 from spectrace.replay.handoff import hand_off
-from spectrace.replay.pairing import Bool
 from spectrace.tracer.acceptance import Acceptance, acceptance_of_rows
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.trace import Trace
 
-__all__ = ["Compared", "Decisions", "Diff", "FirstDivergence", "Verdict", "diff"]
+__all__ = ["Compared", "Decisions", "Diff", "FirstDivergence", "Plan", "Verdict", "diff", "plan"]
 
 _FEW: Final = 0.05
 _CHOICES: Final = ("target_token", "draft_token", "answer")
 _OUTCOME: Final = "accepted"
-_BENIGN: Final = 100.0
-"""How many times the table's floor a benign repeat may be apart from A."""
+_BLOCK_TOKENS: Final = 1 << 15
 
 
 class Verdict(StrEnum):
@@ -58,10 +49,28 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """Which requests pair, which of each side (a, b) do not, and how many rows of each family pair or do not."""
+
+    texts: tuple[TextPair, ...]
+    alone: tuple[tuple[int, ...], tuple[int, ...]]
+    families: Mapping[str, Pairs]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.texts)} requests pair; {len(self.alone[0])} only in A, {len(self.alone[1])} only in B"]
+        for name, pairs in self.families.items():
+            lines.append(f"{name}: {pairs.rows} rows pair")
+            for side, reasons in zip("AB", pairs.unpaired, strict=True):
+                lines += [f"  {count} only in {side}: {reason}" for reason, count in reasons.items()]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
 class Compared:
     """A site: its distance, the floor there, how many times that it is, and the verdict.
 
     `handed` rows differ though both targets emitted the same bits for them: these count however small they are.
+    `worst` are the rows with the largest errors.
     """
 
     site: Site
@@ -69,21 +78,19 @@ class Compared:
     noise: Noise | None
     above: float | None
     verdict: Verdict
-    handed: int = 0
+    handed: int
+    worst: tuple[First, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FirstDivergence:
-    """The first row, in the order of the text and then of the data's flow, that differs; by `a` and `b` as there.
+    """The first row, in the order of the text and then of the data's flow, that differs.
 
     `beyond` says whether it is beyond the floor: where nothing is, it is the first row whose bits differ.
     """
 
     site: Site
-    position: int
-    request: tuple[int, int]
-    pass_: tuple[int, int]
-    node: tuple[int, int]
+    where: Where
     error: float | None
     beyond: bool
 
@@ -109,14 +116,14 @@ class Diff:
     """Everything that a comparison found.
 
     `hand_off` is what each trace (a, b) shows of its own hand-off by itself, where what drafts received differs.
-    `unsharded` says how ranks hold tensors that several of them kept, `apart` where the ranks of each trace (a, b)
-    first disagree; `lacking` names what could not be compared, and why.
+    `unsharded` says how ranks hold tensors that several of them kept, `apart` where the ranks of each trace first
+    disagree; `lacking` names what could not be compared, and why.
     """
 
     a: Trace
     b: Trace
     settings: tuple[Setting, ...]
-    alignment: Alignment
+    plan: Plan
     floor: str
     compared: tuple[Compared, ...]
     first: FirstDivergence | None
@@ -128,155 +135,151 @@ class Diff:
     lacking: tuple[str, ...]
     verdict: Verdict
 
+    def beginning(self) -> Alignment:
+        """The first requests that pair, aligned."""
+        block = next(_blocks(self.plan.texts, _BLOCK_TOKENS))
+        return align(*_sides((self.a, self.b), block), block)
+
     @property
     def bytes_read(self) -> tuple[int, int]:
         return self.a.bytes_read, self.b.bytes_read
 
 
-def diff(a: Trace, b: Trace, benign: Sequence[Trace] = ()) -> Diff:
+def diff(a: Trace, b: Trace, benign: Sequence[Trace] = (), *, block_tokens: int = _BLOCK_TOKENS) -> Diff:
     """Compare two traces of the same prompts; `benign` are repeats of A that do not matter, and give the floor.
 
-    Raises UserError when nothing can be compared or the repeats give no floor.
+    Requests are compared in blocks of about so many tokens. Raises UserError when nothing can be compared or the
+    repeats give no floor.
     """
-    sides = read_side(a), read_side(b)
-    alignment = align(*sides)
-    found, unsharded = _measure(alignment, (a, b))
-    if not any(distance.rows for _, distance in found.values()):
+    texts = _pairs(a, b)
+    floor = _floor((a, b), benign, block_tokens)
+    tally = _tally((a, b), texts, floor, block_tokens)
+    if not any(one.distance.rows for one in tally.found.values()):
         raise UserError(f"{a.folder} and {b.folder}: their texts pair, but no row of them has anything to compare")
-    floor = _floor(sides[0], found, (a, b), benign)
-    handed = {site: rows for site, rows in _handed(found, sides) if rows.any()}
-    compared = _judged(found, floor, handed)
-    flips = tuple(_flips(alignment, floor, (a, b)))
-    compared = _choices_judged(compared, flips)
-    beyond = [one.site for one in compared if one.verdict is Verdict.DIFFERENT]
-    moved = [one for group, _ in found.values() if set(group.sites) & set(beyond) for one in find_moved(group, *sides)]
+    found = {site: tally.found[site] for site in sorted(tally.found, key=lambda site: site.order)}
+    compared = _choices_judged([_judged(one, floor) for one in found.values()], tally.flips)
+    beyond = {one.site for one in compared if one.verdict is Verdict.DIFFERENT}
+    moved = {one.says: one for one in reversed(tally.moved.values()) if one.site in beyond}
+    received = any(site.family == "received" for site in beyond)
     return Diff(
         a=a,
         b=b,
         settings=tuple(settings(a, b)),
-        alignment=alignment,
+        plan=_plan((a, b), texts, tally.pairs),
         floor=floor.origin,
         compared=compared,
-        first=_first(compared, found, handed),
-        moved=tuple({one.says: one for one in reversed(moved) if one.site in beyond}.values())[::-1],
-        hand_off=(_own_hand_off(a, beyond), _own_hand_off(b, beyond)),
-        unsharded=tuple(unsharded),
-        apart=(tuple(first_apart(sides[0])), tuple(first_apart(sides[1]))),
-        decisions=_decisions(alignment, (a, b), flips, floor),
-        lacking=tuple(_lacking(sides, alignment, compared)),
+        first=_first(compared, found),
+        moved=tuple(moved.values())[::-1],
+        hand_off=(hand_off(a).findings, hand_off(b).findings) if received else ((), ()),
+        unsharded=tuple(tally.unsharded.values()),
+        apart=(tuple(tally.apart[0].values()), tuple(tally.apart[1].values())),
+        decisions=_decisions((a, b), texts, tally),
+        lacking=tuple(_lacking((a, b), tally, compared)),
         verdict=_verdict(compared),
     )
 
 
-def _measure(
-    alignment: Alignment, traces: tuple[Trace, Trace]
-) -> tuple[dict[Site, tuple[Group, Distance]], list[Unsharded]]:
-    """Every site's group and distance, in the data's order, and how ranks hold what was read from several."""
-    found, unsharded = {}, []
-    for given in groups(alignment, traces):
-        group, told = unshard(given, traces)
-        unsharded += told
-        for site, measure in zip(group.sites, group.measure(traces), strict=True):
-            found[site] = group, measure.distance()
-    return dict(sorted(found.items(), key=lambda one: one[0].order)), unsharded
+def plan(a: Trace, b: Trace, *, block_tokens: int = _BLOCK_TOKENS) -> Plan:
+    """Which rows would be compared, by narrow files alone; raises UserError where no texts pair."""
+    texts, pairs = _pairs(a, b), dict[str, Pairs]()
+    for block in _blocks(texts, block_tokens):
+        alignment = align(*_sides((a, b), block), block)
+        for name, paired in alignment.families.items():
+            pairs.setdefault(name, Pairs()).add(len(paired), *paired.unpaired)
+    return _plan((a, b), texts, pairs)
 
 
-def _floor(
-    side: Side, found: Mapping[Site, tuple[Group, Distance]], traces: tuple[Trace, Trace], benign: Sequence[Trace]
-) -> Floor:
-    """By repeats where there are any, else, and for sites that they lack, by the table."""
+def _pairs(a: Trace, b: Trace) -> list[TextPair]:
+    """The requests of both that pair; raises UserError where none does."""
+    texts = texts_so_far(a), texts_so_far(b)
+    pairs = pair_texts(*texts)
+    if not pairs:
+        raise UserError(no_common_text((a, texts[0]), (b, texts[1])))
+    return pairs
+
+
+def _blocks(texts: Sequence[TextPair], tokens: int) -> Iterator[list[TextPair]]:
+    block, held = list[TextPair](), 0
+    for pair in texts:
+        if block and held > tokens:
+            yield block
+            block, held = [], 0
+        block.append(pair)
+        held += max(len(pair.text_a.tokens), len(pair.text_b.tokens))
+    yield block
+
+
+def _sides(traces: tuple[Trace, Trace], block: Sequence[TextPair]) -> tuple[Side, Side]:
+    a, b = (trace.only([getattr(pair, name) for pair in block]) for trace, name in zip(traces, "ab", strict=True))
+    return read_side(a, held_families(traces[0])), read_side(b, held_families(traces[1]))
+
+
+def _tally(
+    traces: tuple[Trace, Trace], texts: Sequence[TextPair], floor: Floor, block_tokens: int, *, bare: bool = False
+) -> Tally:
+    tally, drawn = Tally(traces, floor, bare), any(drafts_were_drawn(trace) for trace in traces)
+    for block in _blocks(texts, block_tokens):
+        sides = _sides(traces, block)
+        tally.add(sides, align(*sides, block), drawn=drawn)
+    return tally
+
+
+def _plan(traces: tuple[Trace, Trace], texts: Sequence[TextPair], pairs: Mapping[str, Pairs]) -> Plan:
+    """What the blocks came to, and the rows of requests that are in none of them."""
+    for name in (name for name in FAMILIES if name in pairs):
+        rest = []
+        for trace, unpaired in zip(traces, pairs[name].unpaired, strict=True):
+            rows = trace.rows(name)
+            alone = int(((rows["rank"] == 0) & rows["live"]).sum()) - pairs[name].rows - sum(unpaired.values())
+            rest.append({"its request has no partner": alone} if alone else {})
+        pairs[name].add(0, *rest)
+    numbers = {pair.a for pair in texts}, {pair.b for pair in texts}
+    alone_a, alone_b = (
+        tuple(sorted(texts_so_far(trace).keys() - known)) for trace, known in zip(traces, numbers, strict=True)
+    )
+    return Plan(tuple(texts), (alone_a, alone_b), pairs)
+
+
+def _floor(traces: tuple[Trace, Trace], benign: Sequence[Trace], block_tokens: int) -> Floor:
+    """By repeats of A where there are any, else by the table for the coarser of both precisions."""
     dtype = max((served_dtype(trace) for trace in traces), key=lambda one: torch.finfo(one).eps)
-    table = tabled(found, dtype, _held(found, traces))
+    table = Table(dtype, slots_of(traces[0]) or slots_of(traces[1]))
     if not benign:
         return table
     repeats = []
     for trace in benign:
-        one, _ = _measure(align(side, read_side(trace)), (side.trace, trace))
-        repeats.append({site: distance for site, (_, distance) in one.items()})
-        _check_benign(trace, repeats[-1], table)
-    own = measured(repeats, (str(trace.folder) for trace in benign), dtype)
-    return Floor(own.origin, {**table.sites, **own.sites})
+        tally = _tally((traces[0], trace), _pairs(traces[0], trace), table, block_tokens, bare=True)
+        repeats.append({site: one.distance for site, one in tally.found.items()})
+    return measured(repeats, [str(trace.folder) for trace in benign], table)
 
 
-def _check_benign(trace: Trace, repeat: Mapping[Site, Distance], table: Floor) -> None:
-    """A repeat that was fed something else, or is far beyond what rounding does, is no floor; raises UserError."""
-    for site, distance in repeat.items():
-        noise = table.of(site)
-        above = noise.above(distance) if noise else 0.0
-        fed = site.exact and site.family == "received" and not distance.bit_equal
-        if fed or above > _BENIGN:
-            how = f"{above:.0f} times what rounding does" if above else f"in {distance.rows - distance.equal} rows"
-            raise UserError(
-                f"--benign {trace.folder}: it differs from A at {site}, {how}, so it is no benign repeat; give a run "
-                "of A's configuration in another batch, in other chunks or on other threads"
-            )
+def _judged(one: Found, floor: Floor) -> Compared:
+    noise, distance = floor.of(one.site), one.distance
+    above = noise.above(distance) if noise and distance.max_error else None
+    if distance.bit_equal:
+        verdict = Verdict.EQUAL
+    elif one.site.exact or one.handed or (above is not None and noise is not None and above > noise.factor):
+        verdict = Verdict.DIFFERENT
+    else:
+        verdict = Verdict.UNREAD if distance.unread else Verdict.WITHIN
+    return Compared(one.site, distance, noise, above, verdict, one.handed, one.worst)
 
 
-def _held(found: Mapping[Site, object], traces: tuple[Trace, Trace]) -> dict[Site, int]:
-    """The boundary that a site is, by the engines' own accounts."""
-    held = {site: site.slot for site in found if site.what == "boundary" and site.slot is not None}
-    wiring = slots_of(traces[0]) or slots_of(traces[1])
-    slots = {site: site.slot for site in found if site.what == "slot" and site.slot is not None}
-    return held | {site: wiring[slot] for site, slot in slots.items() if slot < len(wiring)}
-
-
-def _handed(found: Mapping[Site, tuple[Group, Distance]], sides: tuple[Side, Side]) -> Iterator[tuple[Site, Bool]]:
-    """Which pairs [N] of each site were emitted alike and received otherwise."""
-    for group in {id(group): group for group, _ in found.values()}.values():
-        yield from zip(group.sites, handed_otherwise(group, *sides).T, strict=True)
-
-
-def _judged(
-    found: Mapping[Site, tuple[Group, Distance]], floor: Floor, handed: Mapping[Site, Bool]
-) -> tuple[Compared, ...]:
-    judged = []
-    for site, (_, distance) in found.items():
-        noise, otherwise = floor.of(site), int(handed[site].sum()) if site in handed else 0
-        above = noise.above(distance) if noise and distance.max_error else None
-        if distance.bit_equal:
-            verdict = Verdict.EQUAL
-        elif site.exact or otherwise or (above is not None and noise is not None and above > noise.factor):
-            verdict = Verdict.DIFFERENT
-        else:
-            verdict = Verdict.UNREAD if distance.unread else Verdict.WITHIN
-        judged.append(Compared(site, distance, noise, above, verdict, otherwise))
-    return tuple(judged)
-
-
-def _flips(alignment: Alignment, floor: Floor, traces: tuple[Trace, Trace]) -> list[Flips]:
-    """Tokens chosen otherwise, where both sides take the best; of what was drawn that says nothing."""
-    found = []
-    if emitted := alignment.families.get("emitted"):
-        warm = [max(pair.text_a.temperature, pair.text_b.temperature) for pair in alignment.texts]
-        greedy = np.array(warm)[emitted.text] == 0
-        found.append(find_flips(emitted, None, floor.of(Site("emitted", "logits")), greedy))
-    if not any(drafts_were_drawn(trace) for trace in traces):
-        for depth, pairs in _by_depth(alignment):
-            found.append(find_flips(pairs, depth, floor.of(Site("drafted", "logits", depth))))
-    return found
-
-
-def _by_depth(alignment: Alignment) -> list[tuple[int, PairedRows]]:
-    drafted = alignment.families.get("drafted")
-    depths = np.unique(drafted.a["depth"]).tolist() if drafted else []
-    return [(depth, drafted.take(drafted.a["depth"] == depth)) for depth in depths] if drafted else []
-
-
-def _choices_judged(compared: Sequence[Compared], flips: Sequence[Flips]) -> tuple[Compared, ...]:
+def _choices_judged(compared: Sequence[Compared], flips: Mapping[int | None, Flips]) -> tuple[Compared, ...]:
     """Tokens chosen otherwise are no difference of their own where they were ties, or few and nothing else differs.
 
     What verification accepted is none where all that led to it is not.
     """
     differ = {one.site.what for one in compared if one.verdict is Verdict.DIFFERENT}
     few = _FEW if not differ - {*_CHOICES, _OUTCOME} else 0.0
-    excused = {one.depth for one in flips if one.flips - one.ties - one.open == 0 and one.open <= few * one.rows}
-    drawn = {one.site.depth for one in compared if one.site.family == "drafted"} - {one.depth for one in flips}
-    settled = tuple(
-        _as(one, Verdict.WITHIN)
-        if one.site.what in _CHOICES and (None if one.site.family == "emitted" else one.site.depth) in excused | drawn
-        else one
-        for one in compared
-    )
+    of = {one.site: flips.get(None if one.site.family == "emitted" else one.site.depth) for one in compared}
+    excused = {
+        site
+        for site, one in of.items()
+        if site.what in _CHOICES
+        and (one is None or (one.flips == one.ties + one.open and one.open <= few * one.rows))  # None: drawn
+    }
+    settled = tuple(_as(one, Verdict.WITHIN) if one.site in excused else one for one in compared)
     if any(one.verdict is Verdict.DIFFERENT for one in settled if one.site.what != _OUTCOME):
         return settled
     return tuple(_as(one, Verdict.WITHIN) if one.site.what == _OUTCOME else one for one in settled)
@@ -287,79 +290,55 @@ def _as(one: Compared, verdict: Verdict) -> Compared:
     return replace(one, verdict=verdict) if one.verdict is Verdict.DIFFERENT else one
 
 
-def _first(
-    compared: Sequence[Compared], found: Mapping[Site, tuple[Group, Distance]], handed: Mapping[Site, Bool]
-) -> FirstDivergence | None:
-    """Among rows beyond the floor, else among rows whose bits differ."""
+def _first(compared: Sequence[Compared], found: Mapping[Site, Found]) -> FirstDivergence | None:
+    """Among rows that count, of sites that differ; where none does, among rows whose bits differ."""
     beyond = [one for one in compared if one.verdict is Verdict.DIFFERENT]
-    best: tuple[tuple[int, ...], FirstDivergence] | None = None
-    for one in beyond or compared:
-        group, distance = found[one.site]
-        differs = np.flatnonzero(_counting(one, handed.get(one.site)) if beyond else ~(distance.errors == 0))
-        if not len(differs):
-            continue
-        pairs, errors = group.pairs, distance.errors
-        at = differs[np.lexsort([pairs.text[differs], pairs.place[differs]])[0]]
-        key = (int(pairs.place[at]), *one.site.order, int(pairs.text[at]))
-        if best is None or key < best[0]:
-            best = key, _divergence(one.site, pairs.take(np.array([at])), float(errors[at]), bool(beyond))
-    return best[1] if best else None
+    firsts = [(one.site, first) for one in beyond or compared for first in _rows_of(one, found[one.site], bool(beyond))]
+    if not firsts:
+        return None
+    site, first = min(firsts, key=lambda one: one[1].order)
+    return FirstDivergence(site, first.where, first.error, bool(beyond))
 
 
-def _counting(one: Compared, handed: Bool | None) -> Bool:
-    """Which rows of a site that differs count: those beyond the floor, if it is, and those handed over otherwise."""
-    errors, noise = one.distance.errors, one.noise
-    if noise is None:
-        return np.asarray(errors > 0)
-    beyond = (errors > noise.row_limit(one.distance)) & ((one.above or 0.0) > noise.factor)
-    return np.asarray(beyond if handed is None else beyond | handed)
+def _rows_of(one: Compared, found: Found, beyond: bool) -> Iterator[First]:
+    """The first row of a site of each kind that counts: all rows of one that differs by its median are shifted."""
+    if not beyond:
+        kinds = [found.differs]
+    elif one.noise is None:
+        kinds = [found.beyond]
+    else:
+        large, above = (one.distance.max_error or 0.0) > one.noise.limits[0], (one.above or 0.0) > one.noise.factor
+        kinds = [found.otherwise, found.beyond if large else found.shifted if above else None]
+    yield from (first for first in kinds if first)
 
 
-def _divergence(site: Site, pairs: PairedRows, error: float, beyond: bool) -> FirstDivergence:
-    def both(name: str) -> tuple[int, int]:
-        return int(pairs.a[name][0]), int(pairs.b[name][0])
-
-    read = None if np.isnan(error) or site.exact else error
-    return FirstDivergence(site, int(pairs.place[0]), both("request"), both("pass"), both("node"), read, beyond)
-
-
-def _own_hand_off(trace: Trace, beyond: Sequence[Site]) -> tuple[Finding, ...]:
-    """Whether this side's draft received what its target emitted, where the drafts received other things."""
-    return hand_off(trace).findings if any(site.family == "received" for site in beyond) else ()
-
-
-def _decisions(alignment: Alignment, traces: tuple[Trace, Trace], flips: tuple[Flips, ...], floor: Floor) -> Decisions:
-    likeness = [find_likeness(alignment.families["emitted"], None)] if "emitted" in alignment.families else []
-    likeness += [find_likeness(pairs, depth) for depth, pairs in _by_depth(alignment)]
-    numbers = [pair.a for pair in alignment.texts], [pair.b for pair in alignment.texts]
-    verified = [trace.rows("verified", request=of) for trace, of in zip(traces, numbers, strict=True)]
+def _decisions(traces: tuple[Trace, Trace], texts: Sequence[TextPair], tally: Tally) -> Decisions:
+    numbers = [pair.a for pair in texts], [pair.b for pair in texts]
+    verified = [trace.only(of).rows("verified") for trace, of in zip(traces, numbers, strict=True)]
     acceptance = None
     if all(len(rows) for rows in verified):
         acceptance = acceptance_of_rows(verified[0]), acceptance_of_rows(verified[1])
-    splits = find_splits(alignment, floor.of(Site("emitted", "logits")))
-    return Decisions(tuple(splits), flips, tuple(one for one in likeness if one), acceptance)
+    flips = tuple(one for one in tally.flips.values() if one.rows)
+    return Decisions(tuple(tally.splits), flips, tuple(tally.likeness.values()), acceptance)
 
 
-def _lacking(sides: tuple[Side, Side], alignment: Alignment, compared: Sequence[Compared]) -> list[str]:
+def _lacking(traces: tuple[Trace, Trace], tally: Tally, compared: Sequence[Compared]) -> Iterator[str]:
     """What one trace has and no comparison came to, and rows that differ by hash with no tensor to see how far."""
-    held = [set(side.families) | ({"drafted"} if len(side.trace.rows("drafted")) else set()) for side in sides]
-    crossed = {name for family in alignment.families for name in family.split("/") if "/" in family}
-    lacking = [f"{name}: only in {'A' if name in held[0] else 'B'}" for name in sorted((held[0] ^ held[1]) - crossed)]
-    sites = {one.site.family for one in compared}
-    for name, pairs in alignment.families.items():
-        if not len(pairs):
-            lacking.append(f"{name}: no rows pair")
-        elif name not in sites:
-            lacking.append(f"{name}: rows pair, but nothing of them is of one shape in both")
-        elif name in ("emitted", "received") and not any(
-            one.site.family == name and one.site.what == "slot" for one in compared
-        ):
-            lacking.append(f"{name} slots: their numbers are not the same in both")
-    unread = [one for one in compared if one.distance.unread]
-    lacking += [
-        f"{one.site}: {one.distance.unread} rows differ by hash, and a tensor was not recorded" for one in unread
-    ]
-    return lacking
+    held = [set(held_families(trace)) for trace in traces]
+    crossed = {name for family in tally.pairs for name in family.split("/") if "/" in family}
+    for name in sorted((held[0] ^ held[1]) - crossed):
+        yield f"{name}: only in {'A' if name in held[0] else 'B'}"
+    for name, pairs in tally.pairs.items():
+        whats = {one.site.what for one in compared if one.site.family == name}
+        if not pairs.rows:
+            yield f"{name}: no rows pair"
+        elif not whats:
+            yield f"{name}: rows pair, but nothing of them is of one shape in both"
+        elif name in ("emitted", "received") and "slot" not in whats:
+            yield f"{name} slots: their numbers are not the same in both"
+    for one in compared:
+        if one.distance.unread:
+            yield f"{one.site}: {one.distance.unread} rows differ by hash, and a tensor was not recorded"
 
 
 def _verdict(compared: Sequence[Compared]) -> Verdict:

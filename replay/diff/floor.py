@@ -5,11 +5,11 @@ threads. Errors are max|Δ| ÷ max|a| of a row.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -17,12 +17,14 @@ from spectrace.replay.diff.measure import Distance
 from spectrace.replay.diff.sites import Site
 from spectrace.tracer.errors import UserError
 
-__all__ = ["MEASURED", "TABLE", "Floor", "Noise", "measured", "tabled"]
+__all__ = ["MEASURED", "TABLE", "Floor", "Measured", "Noise", "Table", "measured"]
 
 MEASURED: Final = 3.0
 """How far above a measured floor a difference has to be: benign repeats are a sample, and the next may be larger."""
 TABLE: Final = 10.0
 """The same for the table, which was calibrated on one model."""
+_BENIGN: Final = 100.0
+"""How many times the table's floor a benign repeat may be apart from A."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,63 +41,101 @@ class Noise:
         median = (distance.median_error or 0.0) / self.median if self.median else 0.0
         return max(largest, median)
 
-    def row_limit(self, distance: Distance) -> float:
-        """The error from which on a row counts as different, of a site that does."""
-        limit = self.factor * self.largest
-        return limit if (distance.max_error or 0.0) > limit else self.factor * self.median
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The errors from which on a row is beyond the floor: the largest's, and the median's, which is stricter."""
+        return self.factor * self.largest, self.factor * self.median
 
 
-@dataclass(frozen=True)
-class Floor:
+class Floor(Protocol):
     """The noise of every site that has one; `origin` says where from."""
+
+    @property
+    def origin(self) -> str: ...
+
+    def of(self, site: Site) -> Noise | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The calibrated floor for the coarser precision of two runs; `held` are the boundaries that slots hold."""
+
+    dtype: torch.dtype
+    held: tuple[int, ...]
+
+    @property
+    def origin(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return f"the table for {name}, calibrated on {_table()['model']}"
+
+    def of(self, site: Site) -> Noise | None:
+        """What the table says of it, at least a unit in the last place; None for what is never rounded."""
+        if site.exact:
+            return None
+        floors = _table()["floors"]
+        table = floors.get(str(self.dtype).removeprefix("torch.")) or floors["bfloat16"]
+        largest, median = _row(table, site, self._boundary(site))
+        return Noise(max(largest, torch.finfo(self.dtype).eps), median, TABLE)
+
+    def _boundary(self, site: Site) -> int | None:
+        if site.what == "boundary" or site.slot is None:
+            return site.slot
+        return self.held[site.slot] if site.slot < len(self.held) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The floor by benign repeats, and the table for sites that they lack."""
 
     origin: str
     sites: Mapping[Site, Noise]
+    table: Table
 
     def of(self, site: Site) -> Noise | None:
-        return self.sites.get(site)
+        return self.sites.get(site) or self.table.of(site)
 
 
-def measured(repeats: Iterable[Mapping[Site, Distance]], names: Iterable[str], dtype: torch.dtype) -> Floor:
-    """The floor by benign repeats of a run, each compared with it.
+def measured(repeats: Sequence[Mapping[Site, Distance]], names: Sequence[str], table: Table) -> Measured:
+    """The floor by benign repeats of a run, each compared with it: the largest of all.
 
-    Raises UserError when nothing was compared or not one bit differs: then the repeats show nothing of what rounds.
+    Raises UserError when nothing was compared or not one bit differs: then the repeats show nothing of what rounds; and
+    where one was fed something else, or is far beyond what rounding does.
     """
+    for name, repeat in zip(names, repeats, strict=True):
+        _check_benign(name, repeat, table)
     seen: dict[Site, list[Distance]] = {}
     for repeat in repeats:
         for site, distance in repeat.items():
-            seen.setdefault(site, []).append(distance)
+            if not site.exact and distance.max_error is not None:
+                seen.setdefault(site, []).append(distance)
     listed = ", ".join(names)
-    known = {
-        site: [one for one in found if one.max_error is not None] for site, found in seen.items() if not site.exact
-    }
-    if not any(known.values()):
+    if not seen:
         raise UserError(f"--benign {listed}: nothing could be compared with A, so it gives no floor; record it like A")
-    least = torch.finfo(dtype).eps
     floors = {
         site: (max(one.max_error or 0.0 for one in found), max(one.median_error or 0.0 for one in found))
-        for site, found in known.items()
-        if found
+        for site, found in seen.items()
     }
     if not any(largest for largest, _ in floors.values()):
         raise UserError(
             f"--benign {listed}: every row is bit-equal to A's, a floor of zero; give a run with another batch size, "
             "chunk or number of threads, or leave --benign out for the table"
         )
+    least = torch.finfo(table.dtype).eps
     noise = {site: Noise(max(largest, least), median, MEASURED) for site, (largest, median) in floors.items()}
-    return Floor(f"benign repeats: {listed}", noise)
+    return Measured(f"benign repeats: {listed}", noise, table)
 
 
-def tabled(sites: Iterable[Site], dtype: torch.dtype, held: Mapping[Site, int]) -> Floor:
-    """The calibrated floor of sites, for the coarser precision of two runs; `held` is the boundary that a site is."""
-    name = str(dtype).removeprefix("torch.")
-    table = _table()["floors"].get(name) or _table()["floors"]["bfloat16"]
-    found = {}
-    for site in sites:
-        if not site.exact:
-            largest, median = _row(table, site, held.get(site))
-            found[site] = Noise(max(largest, torch.finfo(dtype).eps), median, TABLE)
-    return Floor(f"the table for {name}, calibrated on {_table()['model']}", found)
+def _check_benign(name: str, repeat: Mapping[Site, Distance], table: Table) -> None:
+    for site, distance in repeat.items():
+        noise = table.of(site)
+        above = noise.above(distance) if noise else 0.0
+        fed = site.exact and site.family == "received" and not distance.bit_equal
+        if fed or above > _BENIGN:
+            how = f"{above:.0f} times what rounding does" if above else f"in {distance.rows - distance.equal} rows"
+            raise UserError(
+                f"--benign {name}: it differs from A at {site}, {how}, so it is no benign repeat; give a run of A's "
+                "configuration in another batch, in other chunks or on other threads"
+            )
 
 
 def _row(table: Mapping[str, Any], site: Site, boundary: int | None) -> tuple[float, float]:

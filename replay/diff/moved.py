@@ -46,6 +46,11 @@ class Moved:
     of: int
     error: float | None = None
 
+    def __add__(self, other: "Moved") -> "Moved":
+        """Of the rows of both."""
+        errors = [one.error for one in (self, other) if one.error is not None]
+        return Moved(self.site, self.says, self.rows + other.rows, self.of + other.of, max(errors, default=None))
+
 
 def find_moved(group: Group, a: Side, b: Side) -> list[Moved]:
     """Explain the rows of a group of slots that differ, slot by slot; nothing for what is no group of slots."""

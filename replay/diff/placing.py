@@ -4,7 +4,7 @@ A row is what the tokens up to it made of it, so its place in the text, or the r
 it is, whatever the engine's numbers are.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,11 +15,13 @@ from spectrace.replay.features import became_text
 from spectrace.replay.inputs import Int, places
 from spectrace.replay.pairing import Bool, Pairing, pair_rows
 from spectrace.replay.texts import Text
-from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["Placed", "Side", "columns", "read_side"]
+__all__ = ["FAMILIES", "Placed", "Side", "columns", "held_families", "read_side"]
+
+FAMILIES = ("reference", "emitted", "received", "drafted", "verified")
+"""Those whose rows stand in or below a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +42,20 @@ class Side:
     families: Mapping[str, Placed]
 
 
-def read_side(trace: Trace) -> Side:
-    """A trace's texts and the place of each of its live rows of rank 0; raises UserError when it holds no text."""
+def read_side(trace: Trace, families: Iterable[str] | None = None) -> Side:
+    """A trace's texts and the place of each of its live rows of rank 0, of these families or of all that have some.
+
+    Raises UserError when it holds no text.
+    """
     texts = texts_so_far(trace)
-    if not texts:
-        raise UserError(
-            f"{trace.folder}: no request and no row of a target in it, so no text by which to align; record a run"
-        )
-    found = {name: read(trace, texts) for name, read in _READERS.items() if len(trace.rows(name, rank=0, live=True))}
-    return Side(trace, texts, found)
+    wanted = held_families(trace) if families is None else families
+    return Side(trace, texts, {name: read(trace, texts) for name, read in _READERS.items() if name in wanted})
+
+
+def held_families(trace: Trace) -> tuple[str, ...]:
+    """The families that have live rows of rank 0."""
+    rows = ((name, trace.rows(name)) for name in FAMILIES)
+    return tuple(name for name, one in rows if ((one["rank"] == 0) & one["live"]).any())
 
 
 def _place_target(trace: Trace, texts: Mapping[int, Text], family: str) -> Placed:

@@ -81,6 +81,11 @@ class Apart:
     request: int
     position: int
 
+    def __add__(self, other: "Apart") -> "Apart":
+        """Of the rows of both."""
+        first = min(self, other, key=lambda one: (one.position < 0, one.position, one.request))
+        return replace(first, rows=self.rows + other.rows, of=self.of + other.of)
+
 
 def unshard(group: Group, traces: tuple[Trace, Trace]) -> tuple[Group, list[Unsharded]]:
     """The group, reading whole tensors on a side whose ranks hold parts of them, and how they do.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Site"]
+__all__ = ["Site", "Where"]
 
 _FLOW: Final = ("reference", "emitted", "received", "drafted", "verified")
 _WITHIN: Final = (
@@ -11,6 +11,16 @@ _WITHIN: Final = (
     "target_token", "draft_token", "answer", "accepted",
 )  # fmt: skip
 _EXACT: Final = ("position", "token", "target_token", "draft_token", "answer", "accepted")
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A pair of rows: its place in the text, and the request, pass and node that it has in a and in b."""
+
+    position: int
+    request: tuple[int, int]
+    pass_: tuple[int, int]
+    node: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from spectrace.replay.features import became_text
 from spectrace.replay.texts import Text
+from spectrace.tracer.errors import UserError
 from spectrace.tracer.rows import Phase
 from spectrace.tracer.trace import Trace
 
@@ -35,14 +36,22 @@ class TextPair:
 
 
 def texts_so_far(trace: Trace) -> dict[int, Text]:
-    """The text of every request by number; of one that has not finished, what its target's rows say it came to."""
+    """The text of every request by number; of one that has not finished, what its target's rows say it came to.
+
+    Raises UserError when there is none.
+    """
     finished = trace.rows("requests", rank=0)
     columns = (finished[name] for name in ("request", "prompt_tokens", "output_tokens", "depth_limit", "temperature"))
     texts = {
         int(request): Text(tuple(prompt.tolist()), tuple(output.tolist()), int(depth), float(temperature))
         for request, prompt, output, depth, temperature in zip(*columns, strict=True)
     }
-    return texts | dict(_unfinished(trace, texts))
+    texts |= dict(_unfinished(trace, texts))
+    if not texts:
+        raise UserError(
+            f"{trace.folder}: no request and no row of a target in it, so no text by which to align; record a run"
+        )
+    return texts
 
 
 def pair_texts(a: Mapping[int, Text], b: Mapping[int, Text]) -> list[TextPair]:

@@ -58,8 +58,10 @@ def check_whole(folder: Path, recorder: Recorder) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 1, 63, 64, 65, 500, 1000, 1700, 2000, 2064, 2800, 3200, 3300, 6000, 9000])
-def test_rows_go_on_once_there_is_room_again(tmp_path: Path, disk: Disk, room: int) -> None:
-    log.disabled = True
+def test_rows_go_on_once_there_is_room_again(
+    tmp_path: Path, disk: Disk, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "disabled", True)
     folder = create_trace(tmp_path / "t", {})
     with Recorder(folder, role="draft", batch_secs=0.001) as recorder:
         receive(recorder, 0)
@@ -82,8 +84,10 @@ def test_rows_go_on_once_there_is_room_again(tmp_path: Path, disk: Disk, room: i
 
 
 @pytest.mark.parametrize("room", [0, 30, 700, 2000, 4100])
-def test_a_disk_that_stays_full_leaves_an_unsealed_trace(tmp_path: Path, disk: Disk, room: int) -> None:
-    log.disabled = True
+def test_a_disk_that_stays_full_leaves_an_unsealed_trace(
+    tmp_path: Path, disk: Disk, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "disabled", True)
     folder = create_trace(tmp_path / "t", {})
     with Recorder(folder, role="draft", batch_secs=0.001) as recorder:
         receive(recorder, 0)
@@ -96,7 +100,6 @@ def test_a_disk_that_stays_full_leaves_an_unsealed_trace(tmp_path: Path, disk: D
 
 
 def test_an_error_is_logged_once(tmp_path: Path, disk: Disk, caplog: Any) -> None:
-    log.disabled = False
     with Recorder(create_trace(tmp_path / "t", {}), role="draft", batch_secs=0.001) as recorder:
         disk.room = 100
         for request in range(5):

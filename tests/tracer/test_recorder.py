@@ -204,13 +204,15 @@ def test_rows_sampled_away_are_not_missing(folder: Path) -> None:
     assert opened.verify() == []
 
 
-def test_small_calls_are_merged_and_large_ones_are_not_copied(folder: Path) -> None:
+def test_small_calls_are_merged_and_large_ones_split_so_that_a_row_costs_little_to_read(folder: Path) -> None:
     with Recorder(folder, role="draft", batch_secs=30, strict=True) as recorder:
         for _ in range(50):
             recorder.received(keys(2), token=[1, 2], features=torch.ones(2, 6))
         recorder.received(keys(100), token=1, features=torch.ones(100, 5000))
-    sizes = [len(batch) for batch in Trace.open(folder).batches("received", "features")]
-    assert sizes == [100, 100]
+    trace = Trace.open(folder)
+    sizes = [len(batch) for batch in trace.batches("received", "features")]
+    assert sizes == [100, 52, 48]
+    assert sizes[1] * 5000 * 4 <= 1 << 20 < (sizes[1] + 1) * 5000 * 4
 
 
 def test_light_does_not_copy_what_it_neither_stores_nor_hashes(folder: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spectrace.replay.diff.measure import ULP_BINS, Measure
+from spectrace.replay.diff.measure import ULP_BINS, Distance, Measure
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -24,9 +24,11 @@ def measured(a: torch.Tensor, b: torch.Tensor, equal: list[bool] | None = None) 
 def test_an_error_is_the_largest_difference_over_the_rows_largest_value() -> None:
     a = torch.tensor([[1.0, -4.0], [2.0, 0.0], [0.0, 0.0]])
     b = torch.tensor([[1.0, -5.0], [2.0, 1.0], [0.0, 0.0]])
-    found = measured(a, b).distance()
-    assert found.errors.tolist() == [0.25, 0.5, 0.0]
-    assert (found.max_error, found.median_error, found.equal, found.worst) == (0.5, 0.25, 1, (1, 0))
+    measure = measured(a, b)
+    found = measure.distance()
+    assert measure.errors.tolist() == [0.25, 0.5, 0.0]
+    assert (found.max_error, found.mean_error, found.equal) == (0.5, 0.25, 1)
+    assert found.median_error == pytest.approx(0.25, rel=0.05)
     assert found.relative_l2 == pytest.approx((2 / 21) ** 0.5)
 
 
@@ -80,11 +82,30 @@ def test_chunks_add_up_to_the_whole() -> None:
     torch.manual_seed(0)
     a = torch.randn(40, 8)
     b = a + 1e-3 * torch.randn(40, 8)
-    whole, parts = measured(a, b).distance(), Measure(np.zeros(40, np.bool_))
+    b[3:9] = a[3:9]
+    whole, parts = measured(a, b), Measure(np.zeros(40, np.bool_))
     for which in np.array_split(np.arange(40), 7):
         parts.add(which, a[which], b[which])
-    found = parts.distance()
-    assert found.errors.tolist() == whole.errors.tolist()
+    assert parts.errors.tolist() == whole.errors.tolist()
+    alike(parts.distance(), whole.distance())
+    blocks = [measured(a[at], b[at]).distance() for at in np.array_split(np.arange(40), 3)]
+    alike(blocks[0] + blocks[1] + blocks[2], whole.distance())
+
+
+@given(errors=st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=60))
+def test_the_median_is_the_lower_one_to_within_four_percent(errors: list[float]) -> None:
+    a = torch.ones(len(errors), 1)
+    measure = Measure(np.zeros(len(errors), np.bool_))
+    measure.add(np.arange(len(errors)), a, a + torch.tensor(errors)[:, None])
+    found = measure.distance()
+    middle = float(np.sort(measure.errors)[(len(errors) - 1) // 2])
+    assert found.median_error == pytest.approx(middle, rel=0.05, abs=1e-12)
+    assert found.max_error == float(measure.errors.max())
+
+
+def alike(found: Distance, whole: Distance) -> None:
+    assert (found.rows, found.equal, found.max_error) == (whole.rows, whole.equal, whole.max_error)
+    assert found.counts.tolist() == whole.counts.tolist()
     assert found.relative_l2 == pytest.approx(whole.relative_l2)
     assert found.ulps == pytest.approx(whole.ulps)
     assert found.cosine == pytest.approx(whole.cosine)

@@ -99,4 +99,4 @@ def test_a_whole_made_of_parts_that_is_another_is_different(tmp_path: Path, whol
     found = diff(recorded(tmp_path / "whole", [whole]), split)
     assert found.verdict is Verdict.DIFFERENT
     assert found.first
-    assert found.first.position == 5
+    assert found.first.where.position == 5
