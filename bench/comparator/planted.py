@@ -112,5 +112,5 @@ PLANTED: Final = (
         "10a", "one drafted token changed", Flaw(answer=_decision),
         columns=("draft_token", "answer"), tensors=("draft_ids",),
     ),
-    Planted("10b", "one bit of one element flipped", Flaw(deliver=_bit), r"(one|1) (bit|element)"),
+    Planted("10b", "one bit of one element flipped", Flaw(deliver=_bit), r"1 bits at most"),
 )  # fmt: skip

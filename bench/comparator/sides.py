@@ -91,7 +91,8 @@ class Tools:
         found = json.loads(out) if out.startswith("{") else {}
         if not found:
             return Said(**took, counted="fails", first=self._last_line())
-        moved, parts = [one["says"] for one in found["moved"]], found["first_divergence"]
+        alone = [f"B by itself: {one['title']}" for one in found["hand_off"]["b"]]
+        moved, parts = [*(one["says"] for one in found["moved"]), *alone], found["first_divergence"]
         differing = [site for site in found["sites"] if site["bit_equal"] != 1]
         named = [one for one in moved if planted and planted.says and re.search(planted.says, one)]
         by_column = bool(planted and parts and parts["what"] in planted.columns)

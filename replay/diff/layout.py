@@ -3,10 +3,10 @@
 Shapes say which layouts are possible, the data which of these it is; what was declared is checked, and believed only
 where the data cannot tell. A layout is where each number belongs and can be right though values are not: see `error`.
 
-Shapes: R ranks, T rows, W columns of the whole, S sampled rows, B blocks, C columns of the widest block.
+Shapes: R ranks, T rows, W columns of the whole, S sampled rows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate
@@ -14,18 +14,23 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from spectrace.replay.compare import row_error
+from spectrace.replay.diff.blocks import (
+    NUMBERS,
+    Match,
+    blocks_of,
+    cuts_of,
+    match_blocks,
+    numbers_of,
+    sample_of,
+    sampled,
+)
 from spectrace.tracer.errors import UserError
 
 __all__ = ["Found", "Layout", "assemble", "infer", "possible"]
 
-_SAMPLE: Final = 32  # rows that are searched, fewer of wide ones; what is found there is compared on all
-_SEARCHED: Final = 1 << 17  # numbers
-_BLOCKS: Final = 1024  # of how many an arrangement is searched at most
-_NUMBERS: Final = 8  # in a block: fewer match by chance
-_NEAR: Final = 0.25  # of a block's energy: what is unrelated is farther off
+_SHOWN: Final = 32
 
 
 class Layout(Enum):
@@ -81,15 +86,6 @@ class _Case:
         return row_error(self.whole, assemble(self.parts, found))
 
 
-@dataclass(frozen=True, slots=True)
-class _Match:
-    """An order of blocks, whether only this one fits, and how far the worst block is off, of its energy."""
-
-    order: tuple[int, ...]
-    alone: bool
-    misfit: float
-
-
 def possible(parts: Sequence[Tensor], shape: Sequence[int] | None) -> tuple[Layout, ...]:
     """The plan: which layouts the shapes allow, given the shape of the whole [T, W] if it is known."""
     rows, widths = [len(part) for part in parts], [part.shape[-1] for part in parts]
@@ -139,7 +135,7 @@ def assemble(parts: Sequence[Tensor], found: Found) -> Tensor:
     if found.layout is Layout.PARTIAL:
         return _sum(parts).to(parts[0].dtype)
     axis = 0 if found.layout is Layout.ROWS else -1
-    blocks = _blocks(parts, max(len(found.order) // len(parts), 1), axis)
+    blocks = blocks_of(parts, max(len(found.order) // len(parts), 1), axis)
     return torch.cat([blocks[at] for at in found.order or range(len(blocks))], axis)
 
 
@@ -185,7 +181,7 @@ def _among(case: _Case) -> Found:
 def _replicas(case: _Case, equal: Sequence[int]) -> Found:
     """Equal ranks are replicas, unless the parts of another layout would be equal too."""
     part, alike = case.parts[equal[0]], [Layout.REPLICATED]
-    if not part.any() or _numbers(part) < _NUMBERS:
+    if not part.any() or numbers_of(part) < NUMBERS:
         alike = list(case.possible)
     else:
         if (part == part[:, :1]).all() and Layout.SHARDED in case.possible:
@@ -205,7 +201,7 @@ def _same(case: _Case, whole: Tensor) -> Found:
     parts, tolerance = case.parts, case.tolerance
     equal = _agreeing(parts, tolerance)
     error = row_error(whole, parts[equal[0]]) if equal else torch.full((len(whole),), torch.inf)
-    if _numbers(whole) < _NUMBERS or not (whole.any() or error.any()):
+    if numbers_of(whole) < NUMBERS or not (whole.any() or error.any()):
         unequal = len(equal) < len(parts)
         found = case.undecided((Layout.PARTIAL,) if unequal else case.possible, "the whole is zero or has few numbers")
         return replace(found, contradicts=unequal and case.declared is Layout.REPLICATED)
@@ -248,14 +244,14 @@ def _neither(case: _Case, whole: Tensor, total: float) -> Found:
 def _split(case: _Case, whole: Tensor) -> Found:
     """Parts that side by side have the shape of the whole: the order in which they, or blocks of them, are it."""
     rows = Layout.ROWS in case.possible
-    *parts_, whole_ = _sampled(case.parts, whole, rows)
-    cuts = _cuts(parts_, whole_)
+    *parts_, whole_ = sampled(case.parts, whole, rows)
+    cuts = cuts_of(parts_, whole_)
     plain = Found(Layout.ROWS if rows else Layout.SHARDED, "")
     if not cuts:
-        return case.undecided(case.possible, f"a rank holds fewer than {_NUMBERS} numbers to go by")
-    best: _Match | None = None
+        return case.undecided(case.possible, f"a rank holds fewer than {NUMBERS} numbers to go by")
+    best: Match | None = None
     for cut in cuts:  # a finer one has to be much better
-        match = _match(_blocks(parts_, cut, -1), whole_, case.tolerance)
+        match = match_blocks(blocks_of(parts_, cut, -1), whole_, case.tolerance)
         if match and (best is None or 4 * match.misfit < best.misfit):
             best = match
         if best and best.misfit <= case.tolerance**2:
@@ -265,7 +261,7 @@ def _split(case: _Case, whole: Tensor) -> Found:
     error = case.error(plain)
     ends = accumulate(part.shape[-1] for part in parts_)
     places = [(part, whole_[:, end - part.shape[-1] : end]) for part, end in zip(parts_, ends, strict=True)]
-    kept = [rank for rank, (part, place) in enumerate(places) if _match([part], place, case.tolerance)]
+    kept = [rank for rank, (part, place) in enumerate(places) if match_blocks([part], place, case.tolerance)]
     what = "rows" if rows else "columns"
     told = f"no order of the ranks' {what}, in up to {cuts[-1]} blocks each, is the whole; that of the ranks is met "
     told += _fit(error, case.tolerance)
@@ -273,7 +269,7 @@ def _split(case: _Case, whole: Tensor) -> Found:
     return _but(case, replace(found, evidence=f"{told}; their own are {_on(kept, case)}"), kept) if kept else found
 
 
-def _arranged(case: _Case, match: _Match) -> Found:
+def _arranged(case: _Case, match: Match) -> Found:
     order, ranks = match.order, len(case.parts)
     plain = order == tuple(range(len(order)))
     layout = Layout.ROWS if Layout.ROWS in case.possible else Layout.SHARDED if plain else Layout.PERMUTED
@@ -292,62 +288,14 @@ def _arranged(case: _Case, match: _Match) -> Found:
 def _in_order(order: tuple[int, ...], ranks: int) -> str:
     if order == (*range(0, 2 * ranks, 2), *range(2 * ranks - 1, 0, -2)):  # as evens out causal attention
         return f"in zigzag over {ranks} ranks"
-    shown = ", ".join(map(str, order[:_SAMPLE])) + (", ..." if len(order) > _SAMPLE else "")
+    shown = ", ".join(map(str, order[:_SHOWN])) + (", ..." if len(order) > _SHOWN else "")
     return f"of ranks {shown}" if len(order) == ranks else f"in {len(order) // ranks} blocks a rank, taken as {shown}"
-
-
-def _match(blocks: Sequence[Tensor], whole: Tensor, tolerance: float) -> _Match | None:
-    """The order in which blocks [S, C_b] make up the whole [S, W]; None if none does.
-
-    From left to right, the nearest of the blocks that are left. Columns count by their own size, and alike: a few
-    large ones, as hidden states have, do not speak for the rest.
-    """
-    widths = torch.tensor([block.shape[-1] for block in blocks])
-    widest = int(widths.max())
-    padded_BSC = torch.stack([pad(block, (0, widest - block.shape[-1])) for block in blocks])
-    mask_BC = torch.arange(widest) < widths[:, None]
-    target = pad(whole, (0, widest))
-    left, order, at, alone, misfit = list(range(len(blocks))), [], 0, True, 0.0
-    while left:
-        place_SC = target[:, at : at + widest]
-        energy_BC = (padded_BSC[left] - place_SC).square().sum(1) / place_SC.square().sum(0).clamp_min(1e-30)
-        apart_B = (energy_BC.clamp_max(1) * mask_BC[left]).sum(-1) / widths[left]
-        nearest = float(apart_B.min())
-        if nearest > _NEAR:
-            return None
-        like = (apart_B <= max(4 * nearest, tolerance**2)).nonzero().flatten().tolist()
-        alone, misfit = alone and len(like) == 1, max(misfit, nearest)
-        order.append(left.pop(like[0]))
-        at += int(widths[order[-1]])
-    return _Match(tuple(order), alone, misfit)
-
-
-def _cuts(parts: Sequence[Tensor], whole: Tensor) -> list[int]:
-    """Into how many equal blocks a part may be cut so that a block holds enough numbers."""
-    widths = {part.shape[-1] for part in parts}
-    numbers, least = _numbers(whole) // whole.shape[-1] * min(widths), min(widths) if len(widths) == 1 else 1
-    most = min(numbers // _NUMBERS, _BLOCKS // len(parts), least)
-    return [cut for cut in range(1, most + 1) if least % cut == 0]
-
-
-def _numbers(tensor: Tensor) -> int:
-    """How many there are to go by in a sample of rows: equal rows say nothing twice."""
-    return len(torch.unique(tensor[_sample(len(tensor))], dim=0)) * tensor.shape[-1]
-
-
-def _sampled(parts: Sequence[Tensor], whole: Tensor, rows: bool) -> Iterator[Tensor]:
-    """Some rows [S, W] of the parts and the whole, or some columns [S, T] where rows are split, of equal size each."""
-    turned = [tensor.T if rows else tensor for tensor in (*parts, whole)]
-    rows_, width = turned[-1].shape
-    at = _sample(rows_, max(_SEARCHED // width, 4))
-    size = turned[-1][at].float().abs().amax(-1, keepdim=True)
-    return (tensor[at].float() / torch.where(size > 0, size, 1) for tensor in turned)
 
 
 def _agreeing(parts: Sequence[Tensor], tolerance: float) -> tuple[int, ...]:
     """The ranks that hold the same if they are most, by a vote; () if not. A sample of rows may rule it out."""
     kept: list[int] = []
-    at = _sample(len(parts[0]))
+    at = sample_of(len(parts[0]))
     for held in ([part[at] for part in parts], parts):
         speaker, votes = 0, 0
         for rank, part in enumerate(held):
@@ -380,7 +328,7 @@ def _sum_error(parts: Sequence[Tensor], whole: Tensor, tolerance: float) -> tupl
 
 def _miscounted(parts: Sequence[Tensor], whole: Tensor) -> list[int]:
     """Ranks whose part the whole holds not at all or twice, which is less than rounding where it is small."""
-    at = _sample(len(whole))
+    at = sample_of(len(whole))
     sampled = [part[at].float() for part in parts]
     rest = whole[at].float() - _sum(sampled)
     shares = [float((rest * part).sum() / part.square().sum().clamp_min(1e-30)) for part in sampled]
@@ -405,14 +353,6 @@ def _but(case: _Case, found: Found, kept: Sequence[int]) -> Found:
         if found.layout is Layout.REPLICATED:
             told[-1] += f": {_fit(row_error(case.parts[kept[0]], part), case.tolerance)}"
     return replace(found, evidence="; ".join(told), apart=apart)
-
-
-def _blocks(parts: Sequence[Tensor], cut: int, axis: int) -> list[Tensor]:
-    return [block for part in parts for block in part.chunk(cut, axis)]
-
-
-def _sample(rows: int, most: int = _SAMPLE) -> Tensor:
-    return torch.linspace(0, rows - 1, min(rows, most, _SAMPLE)).round().long()
 
 
 def _hold(errors: Tensor, allowed: Tensor | float, whole: Tensor) -> bool:

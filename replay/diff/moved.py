@@ -34,6 +34,7 @@ _BLOCK: Final = 8
 _NEAR: Final = 1e-3
 _COARSE: Final = 5e-2
 _CLEARER: Final = 10.0
+_NUMBERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,8 @@ class _Finder:
             return None
         if cast := find_cast(theirs, ours[slot]):
             return f"B is A's row through {cast.dtype}", None
+        if says := _few(ours[slot], theirs):
+            return says, None
         coarse = any(part.dtype in (torch.bfloat16, torch.float16) for part in (theirs, ours[slot]))
         apart = _typical(row_error(ours[slot], theirs))
         limit = min(_COARSE if coarse else _NEAR, apart / _CLEARER)
@@ -184,6 +187,17 @@ class _Finder:
             return np.uint64(0)
         width_bytes = kind.read(rows.take(held))[slot].nbytes
         return np.uint64(row_hashes(np.zeros((1, width_bytes), np.uint8), [width_bytes])[0, 0])
+
+
+def _few(ours: Tensor, theirs: Tensor) -> str:
+    """Rows [n, W] that are the same but for a few numbers, and by how many bits these are others; empty otherwise."""
+    if ours.dtype != theirs.dtype:
+        return ""
+    bits = [part.contiguous().view(torch.uint8).numpy() for part in (ours, theirs)]
+    numbers = int((ours != theirs).sum(-1).max())
+    flipped = int(np.unpackbits(bits[0] ^ bits[1], axis=-1).sum(-1).max())
+    said = f"B's row is A's but for {numbers} of its {ours.shape[-1]} numbers, by {flipped} bits at most"
+    return said if 0 < numbers <= _NUMBERS else ""
 
 
 def _at(side: Placed | None, pairs: PairedRows) -> Int:

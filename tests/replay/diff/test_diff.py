@@ -163,7 +163,7 @@ def handmade(folder: Path, received: Tensor, hidden: Tensor) -> Trace:
 def test_what_is_below_the_floor_counts_where_it_was_only_copied(tmp_path: Path) -> None:
     right = torch.ones(40, 16, dtype=torch.bfloat16)
     wrong = right.clone()
-    wrong.view(torch.int16)[30, 12] += 1  # one number, by its last bit
+    wrong.view(torch.int16)[30, 12] ^= 1  # one number, by its last bit
     found = diff(handmade(tmp_path / "a", right, right), handmade(tmp_path / "b", wrong, right))
     assert found.verdict is Verdict.DIFFERENT
     assert found.first
@@ -172,6 +172,7 @@ def test_what_is_below_the_floor_counts_where_it_was_only_copied(tmp_path: Path)
     assert (site.handed, site.distance.equal) == (1, 39)
     assert site.above is not None
     assert site.above < 1
+    assert [one.says for one in found.moved] == ["B's row is A's but for 1 of its 8 numbers, by 1 bits at most"]
     assert found.hand_off[0] == ()
     assert found.hand_off[1]
 
