@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["Rows", "Segments"]
 
 
+_CHUNKS = 8
+"""Of more the columns of some rows are put together: every choice among them costs time for each."""
+
+
 class Segments(Protocol):
     """Where rows find the segments they point at."""
 
@@ -65,8 +69,13 @@ class Rows:
     def take(self, which: np.ndarray | Sequence[int] | slice) -> Rows:
         """Rows by mask, indices or slice."""
         chosen = which if isinstance(which, slice) else np.asarray(which)
-        if isinstance(chosen, np.ndarray) and chosen.dtype == np.bool_:  # goes chunk by chunk, where indices need one
-            return Rows(self.family, self._table.filter(pa.array(chosen)), self._writers[chosen], self._segments)
+        if isinstance(chosen, np.ndarray) and chosen.dtype == np.bool_:
+            if chosen.all():
+                return self
+            table = self._table.filter(pa.array(chosen))  # chunk by chunk, where indices need all in one
+            if table.column(0).num_chunks > _CHUNKS:
+                table = table.combine_chunks()
+            return Rows(self.family, table, self._writers[chosen], self._segments)
         indices = np.arange(len(self))[chosen]
         return Rows(self.family, self._table.take(pa.array(indices)), self._writers[indices], self._segments)
 

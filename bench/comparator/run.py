@@ -25,7 +25,7 @@ from comparator.tensors import Sizes
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "comparator.md"
 _SMALL = Sizes()
 _MIDDLE = Sizes(requests=16, prompt=128, output=64, width=1024, batch=8, chunk=128)
-_LARGE = Sizes(requests=64, prompt=256, output=256, width=2048, batch=64, chunk=256)
+_LARGE = Sizes(requests=64, prompt=256, output=256, width=4096, batch=64, chunk=256)  # rows of 24 KiB
 _QUIET = Console(stderr=True)
 
 
@@ -133,31 +133,36 @@ def write_between(page: Path, name: str, lines: Sequence[str]) -> None:
 
 @click.command()
 @click.option("--sglang-python", type=click.Path(exists=True, path_type=Path), required=True)
-@click.option("--only", default="", help="Numbers of planted differences, with commas; nothing is timed then.")
-@click.option("--scale", default=1.0, show_default=True, help="Of the timed pairs.")
+@click.option("--only", default="", help="Numbers of planted differences, with commas; the page stays as it is then.")
+@click.option("--table", type=click.Choice(["planted", "speed"]), multiple=True, default=["planted", "speed"])
+@click.option("--scale", default=1.0, show_default=True, help="Of the large timed pair.")
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), help="Where runs are written.")
 @click.option("--page", type=click.Path(path_type=Path), default=_PAGE, show_default=True)
-def main(sglang_python: Path, only: str, scale: float, repeats: int, work: Path | None, page: Path) -> None:
+def main(
+    sglang_python: Path, only: str, table: Sequence[str], scale: float, repeats: int, work: Path | None, page: Path
+) -> None:
     """Compare the planted pairs, time the large ones, print both tables and write them into the page."""
     chosen = [one for one in PLANTED if not only or one.number in only.split(",")]
-    with tempfile.TemporaryDirectory(dir=work) as folder:
-        tools = Tools(Path(folder), sglang_python.absolute())
-        tables = {"planted": planted_table(tools, chosen)}
-        if not only:
-            large = replace(_LARGE, requests=max(round(_LARGE.requests * scale), 1))
-            cast = next(one for one in PLANTED if one.number == "7")
-            pairs = {
-                "equal": (large, large, None),
-                "equal, batched otherwise": (_MIDDLE, _other_batches(_MIDDLE), None),
-                "every received row cast": (_MIDDLE, _MIDDLE, cast),
-            }
-            cpus = f"{len(os.sched_getaffinity(0))} CPUs, {repeats} repeats"
-            tables["speed"] = [*speed_table(tools, pairs, repeats), "", f"Measured in one run with {cpus}."]
-    for name, lines in tables.items():
+    for name in table:
+        with tempfile.TemporaryDirectory(dir=work) as folder:
+            tools = Tools(Path(folder), sglang_python.absolute())
+            lines = planted_table(tools, chosen) if name == "planted" else _timed(tools, scale, repeats)
         Console(width=400).print("\n".join(lines), markup=False, highlight=False)
         if not only:
             write_between(page, name, lines)
+
+
+def _timed(tools: Tools, scale: float, repeats: int) -> list[str]:
+    large = replace(_LARGE, requests=max(round(_LARGE.requests * scale), 1))
+    cast = next(one for one in PLANTED if one.number == "7")
+    pairs = {
+        "equal": (large, large, None),
+        "equal, batched otherwise": (_MIDDLE, _other_batches(_MIDDLE), None),
+        "every received row cast": (_MIDDLE, _MIDDLE, cast),
+    }
+    cpus = f"{len(os.sched_getaffinity(0))} CPUs, {repeats} repeats"
+    return [*speed_table(tools, pairs, repeats), "", f"Measured in one run with {cpus}."]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ def write_trace(folder: Path, sizes: Sizes, flaw: Flaw) -> Path:
     wiring = {"configured": {"boundaries": list(WIRING)}}
     create_trace(folder, {"engine": "synthetic", "dtype": "bfloat16", "wiring": wiring, "serving": serving})
     open_ = {
-        role: Recorder(folder, role=role, level=Level.FULL, strict=True) for role in ("target", "draft", "scheduler")
+        role: Recorder(folder, role=role, level=Level.FULL, strict=True, queue_bytes=4 << 30)
+        for role in ("target", "draft", "scheduler")
     }
     for step in simulate(sizes, flaw):
         _emitted(open_["target"], step)

@@ -138,7 +138,7 @@ class Diff:
     def beginning(self) -> Alignment:
         """The first requests that pair, aligned."""
         block = next(_blocks(self.plan.texts, _BLOCK_TOKENS))
-        return align(*_sides((self.a, self.b), block), block)
+        return align(*_sides((self.a, self.b), block, (held_families(self.a), held_families(self.b))), block)
 
     @property
     def bytes_read(self) -> tuple[int, int]:
@@ -181,9 +181,9 @@ def diff(a: Trace, b: Trace, benign: Sequence[Trace] = (), *, block_tokens: int 
 
 def plan(a: Trace, b: Trace, *, block_tokens: int = _BLOCK_TOKENS) -> Plan:
     """Which rows would be compared, by narrow files alone; raises UserError where no texts pair."""
-    texts, pairs = _pairs(a, b), dict[str, Pairs]()
+    texts, pairs, families = _pairs(a, b), dict[str, Pairs](), (held_families(a), held_families(b))
     for block in _blocks(texts, block_tokens):
-        alignment = align(*_sides((a, b), block), block)
+        alignment = align(*_sides((a, b), block, families), block)
         for name, paired in alignment.families.items():
             pairs.setdefault(name, Pairs()).add(len(paired), *paired.unpaired)
     return _plan((a, b), texts, pairs)
@@ -209,17 +209,21 @@ def _blocks(texts: Sequence[TextPair], tokens: int) -> Iterator[list[TextPair]]:
     yield block
 
 
-def _sides(traces: tuple[Trace, Trace], block: Sequence[TextPair]) -> tuple[Side, Side]:
+def _sides(
+    traces: tuple[Trace, Trace], block: Sequence[TextPair], families: tuple[Sequence[str], Sequence[str]]
+) -> tuple[Side, Side]:
+    """Some requests of each trace, with the rows of the families that it has."""
     a, b = (trace.only([getattr(pair, name) for pair in block]) for trace, name in zip(traces, "ab", strict=True))
-    return read_side(a, held_families(traces[0])), read_side(b, held_families(traces[1]))
+    return read_side(a, families[0]), read_side(b, families[1])
 
 
 def _tally(
     traces: tuple[Trace, Trace], texts: Sequence[TextPair], floor: Floor, block_tokens: int, *, bare: bool = False
 ) -> Tally:
     tally, drawn = Tally(traces, floor, bare), any(drafts_were_drawn(trace) for trace in traces)
+    families = held_families(traces[0]), held_families(traces[1])
     for block in _blocks(texts, block_tokens):
-        sides = _sides(traces, block)
+        sides = _sides(traces, block, families)
         tally.add(sides, align(*sides, block), drawn=drawn)
     return tally
 

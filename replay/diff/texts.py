@@ -126,8 +126,11 @@ def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 def _unfinished(trace: Trace, finished: Mapping[int, Text]) -> Iterator[tuple[int, Text]]:
     """Texts of requests without a row, read off the target's rows; each ends at the first position that is missing."""
-    emitted = trace.rows("emitted", rank=0, live=True)
-    emitted = emitted.take(~np.isin(emitted["request"], list(finished)))
+    emitted = trace.rows("emitted")
+    others = ~np.isin(emitted["request"], list(finished))
+    if not others.any():
+        return
+    emitted = emitted.take(others).where(rank=0, live=True)
     emitted = emitted.take(became_text(emitted, trace.rows("verified", rank=0, accepted=True)))
     for request in np.unique(emitted["request"]).tolist():
         rows = emitted.where(request=request)
