@@ -11,6 +11,7 @@ from rich.text import Text
 
 from spectrace.replay.diff.diff import Compared, Decisions, Diff, FirstDivergence, Plan, Verdict
 from spectrace.replay.diff.sites import Where
+from spectrace.replay.finding import Finding
 
 if TYPE_CHECKING:
     from spectrace.replay.diff.attribution import Attribution
@@ -45,10 +46,8 @@ def diff_json(found: Diff, swapped: "Attribution | str | None") -> dict[str, Any
         "first_divergence": found.first and _first_json(found.first),
         "sites": [_site_json(one) for one in found.compared],
         "moved": [{**asdict(one), "site": str(one.site)} for one in found.moved],
-        "hand_off": {
-            name: [{"fault": one.fault, "title": one.title, "evidence": list(one.evidence)} for one in findings]
-            for name, findings in zip("ab", found.hand_off, strict=True)
-        },
+        "hand_off": _findings_json(found.hand_off),
+        "verification": _findings_json(found.verification),
         "ranks": {
             "unsharded": [
                 {
@@ -97,8 +96,8 @@ def _verdict(found: Diff) -> Iterator[Text]:
     if first := found.first:
         yield Text(_first_says(first, found))
     yield from map(Text, _held_instead(found))
-    for findings, name in zip(found.hand_off, "AB", strict=True):
-        for finding in findings:
+    for name, *both in zip("AB", found.hand_off, found.verification, strict=True):
+        for finding in (one for findings in both for one in findings):
             yield Text(f"  {name} by itself: {finding.title} ({finding.evidence[0]})")
     yield from _ranks(found)
 
@@ -268,6 +267,14 @@ def _first_json(first: FirstDivergence) -> dict[str, Any]:
         **_where_json(first.where),
         "error": first.error,
         "beyond_floor": first.beyond,
+    }
+
+
+def _findings_json(findings: tuple[tuple[Finding, ...], tuple[Finding, ...]]) -> dict[str, Any]:
+    """What each trace shows by itself."""
+    return {
+        name: [{"fault": one.fault, "title": one.title, "evidence": list(one.evidence)} for one in mine]
+        for name, mine in zip("ab", findings, strict=True)
     }
 
 

@@ -25,7 +25,7 @@ from comparator.tensors import Sizes
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "comparator.md"
 _SMALL = Sizes()
 _MIDDLE = Sizes(requests=16, prompt=128, output=64, width=1024, batch=8, chunk=128)
-_LARGE = Sizes(requests=64, prompt=256, output=256, width=4096, batch=64, chunk=256)  # rows of 24 KiB
+_LARGE = Sizes(requests=96, prompt=256, output=256, width=4096, batch=64, chunk=256)  # rows of 24 KiB
 _QUIET = Console(stderr=True)
 
 

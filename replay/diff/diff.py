@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from spectrace.replay.compare import served_dtype
+from spectrace.replay.decisions import decisions
 from spectrace.replay.diff.alignment import Alignment, align, no_common_text
 from spectrace.replay.diff.choices import Flips, Likeness, Split
 from spectrace.replay.diff.floor import Floor, Noise, Table, measured
@@ -115,7 +116,8 @@ class Decisions:
 class Diff:
     """Everything that a comparison found.
 
-    `hand_off` is what each trace (a, b) shows of its own hand-off by itself, where what drafts received differs.
+    `hand_off` is what each trace (a, b) shows of its own hand-off by itself, where what drafts received differs, and
+    `verification` of its own verification, where what was accepted does.
     `unsharded` says how ranks hold tensors that several of them kept, `apart` where the ranks of each trace first
     disagree; `lacking` names what could not be compared, and why.
     """
@@ -129,6 +131,7 @@ class Diff:
     first: FirstDivergence | None
     moved: tuple[Moved, ...]
     hand_off: tuple[tuple[Finding, ...], tuple[Finding, ...]]
+    verification: tuple[tuple[Finding, ...], tuple[Finding, ...]]
     unsharded: tuple[Unsharded, ...]
     apart: tuple[tuple[Apart, ...], tuple[Apart, ...]]
     decisions: Decisions
@@ -157,7 +160,10 @@ def diff(a: Trace, b: Trace, benign: Sequence[Trace] = (), *, block_tokens: int 
     if not any(one.distance.rows for one in tally.found.values()):
         raise UserError(f"{a.folder} and {b.folder}: their texts pair, but no row of them has anything to compare")
     found = {site: tally.found[site] for site in sorted(tally.found, key=lambda site: site.order)}
-    compared = _choices_judged([_judged(one, floor) for one in found.values()], tally.flips)
+    judged = [_judged(one, floor) for one in found.values()]
+    accepted = any(one.site.what == _OUTCOME and one.verdict is Verdict.DIFFERENT for one in judged)
+    verification = (decisions(a).findings, decisions(b).findings) if accepted else ((), ())
+    compared = _choices_judged(judged, tally.flips, disobeyed=any(not one.doubt for of in verification for one in of))
     beyond = {one.site for one in compared if one.verdict is Verdict.DIFFERENT}
     moved = {one.says: one for one in reversed(tally.moved.values()) if one.site in beyond}
     received = any(site.family == "received" for site in beyond)
@@ -171,6 +177,7 @@ def diff(a: Trace, b: Trace, benign: Sequence[Trace] = (), *, block_tokens: int 
         first=_first(compared, found),
         moved=tuple(moved.values())[::-1],
         hand_off=(hand_off(a).findings, hand_off(b).findings) if received else ((), ()),
+        verification=verification,
         unsharded=tuple(tally.unsharded.values()),
         apart=(tuple(tally.apart[0].values()), tuple(tally.apart[1].values())),
         decisions=_decisions((a, b), texts, tally),
@@ -269,10 +276,12 @@ def _judged(one: Found, floor: Floor) -> Compared:
     return Compared(one.site, distance, noise, above, verdict, one.handed, one.worst)
 
 
-def _choices_judged(compared: Sequence[Compared], flips: Mapping[int | None, Flips]) -> tuple[Compared, ...]:
+def _choices_judged(
+    compared: Sequence[Compared], flips: Mapping[int | None, Flips], *, disobeyed: bool
+) -> tuple[Compared, ...]:
     """Tokens chosen otherwise are no difference of their own where they were ties, or few and nothing else differs.
 
-    What verification accepted is none where all that led to it is not.
+    What verification accepted is none where all that led to it is not, unless it `disobeyed` that.
     """
     differ = {one.site.what for one in compared if one.verdict is Verdict.DIFFERENT}
     few = _FEW if not differ - {*_CHOICES, _OUTCOME} else 0.0
@@ -284,7 +293,7 @@ def _choices_judged(compared: Sequence[Compared], flips: Mapping[int | None, Fli
         and (one is None or (one.flips == one.ties + one.open and one.open <= few * one.rows))  # None: drawn
     }
     settled = tuple(_as(one, Verdict.WITHIN) if one.site in excused else one for one in compared)
-    if any(one.verdict is Verdict.DIFFERENT for one in settled if one.site.what != _OUTCOME):
+    if disobeyed or any(one.verdict is Verdict.DIFFERENT for one in settled if one.site.what != _OUTCOME):
         return settled
     return tuple(_as(one, Verdict.WITHIN) if one.site.what == _OUTCOME else one for one in settled)
 

@@ -201,3 +201,11 @@ def test_blocks_of_requests_come_to_what_all_at_once_come_to(fault: str, record:
     assert parts.decisions.flips == whole.decisions.flips
     assert parts.decisions.splits == whole.decisions.splits
     assert parts.decisions.acceptance == whole.decisions.acceptance
+
+
+def test_verification_that_disobeys_what_it_rests_on_is_a_difference_of_its_own(record: Record) -> None:
+    warm = {"sampling": Sampling(1.0, seed=5, sampled_drafts=True)}
+    found = diff(record(**warm), record("S1", **warm))
+    assert beyond(found) == [Site("verified", "accepted")]
+    assert found.verification[0] == ()
+    assert [one.fault for one in found.verification[1]] == ["S1"]
