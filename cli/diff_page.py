@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["diff_json", "plan_json", "render_diff"]
 
-_STYLE = {Verdict.EQUAL: "green", Verdict.WITHIN: "green", Verdict.DIFFERENT: "bold red", Verdict.UNREAD: "yellow"}
+_STYLE = {
+    Verdict.EQUAL: "green", Verdict.WITHIN: "green", Verdict.DIFFERENT: "bold red", Verdict.UNREAD: "yellow",
+    Verdict.PART: "yellow",
+}  # fmt: skip
 _SETTINGS = 12
 _WEIGHTS = 3
+_ALONE = 8
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -86,8 +90,9 @@ def diff_json(found: Diff, swapped: "Attribution | str | None") -> dict[str, Any
 def render_diff(found: Diff, swapped: "Attribution | str | None") -> RenderableType:
     """The page a person reads."""
     parts: list[RenderableType] = [Text(f"A  {found.a.folder}\nB  {found.b.folder}", style="bold")]
-    parts += [Text(), *_verdict(found), *_settings(found), Text(), _alignment(found), Text(), *_sites(found)]
-    parts += [Text(), *_decisions(found.decisions), *_attribution(swapped), Text(), *_coverage(found)]
+    parts += [Text(), *_verdict(found), Text(), *_acceptance(found.decisions), *_attribution(swapped)]
+    parts += [*_settings(found), Text(), _alignment(found), Text(), *_sites(found), Text()]
+    parts += [*_decisions(found.decisions), Text(), *_coverage(found)]
     return Group(*parts)
 
 
@@ -95,6 +100,11 @@ def _verdict(found: Diff) -> Iterator[Text]:
     yield Text(found.verdict.value.upper(), style=_STYLE[found.verdict])
     if first := found.first:
         yield Text(_first_says(first, found))
+    if found.earlier:
+        yield Text(f"Earlier, by hash only: {found.earlier.site} at position {found.earlier.where.position}")
+    for trace, name in ((found.a, "A"), (found.b, "B")):
+        for line in (trace.manifest.get("import") or {}).get("contradictions") or ():
+            yield Text(f"  {name} was imported against a CONTRADICTION: {line}", style="bold red")
     yield from map(Text, _held_instead(found))
     for name, *both in zip("AB", found.hand_off, found.verification, strict=True):
         for finding in (one for findings in both for one in findings):
@@ -131,13 +141,18 @@ def _first_says(first: FirstDivergence, found: Diff) -> str:
     request, pass_ = (f"{a}" if a == b else f"{a} (B: {b})" for a, b in (first.where.request, first.where.pass_))
     where = f"position {first.where.position} of request {request}, pass {pass_}"
     error = "" if first.error is None else f", {_number(first.error)} of the row's maximum"
+    if first.values:
+        error = f", {first.values[0]} in A and {first.values[1]} in B"
     return f"{what}, among {len(found.compared)} sites compared: {first.site} at {where}{error}"
 
 
 def _settings(found: Diff) -> Iterator[RenderableType]:
     both = [one for one in found.settings if one.a is not None and one.b is not None]
     shown, weights = [one for one in both if not one.weights], [one.name for one in both if one.weights]
-    title = f"settings that differ: {len(both)}, and {len(found.settings) - len(both)} that only one of them states"
+    shown = [one for one in shown if not one.name.startswith("import.unknowns.")]
+    alone = [one for one in found.settings if one.a is None or one.b is None]
+    shown += alone if len(alone) <= _ALONE else []
+    title = f"settings that differ: {len(both)}, and {len(alone)} that only one of them states"
     yield Text()
     yield Text(title, style="bold")
     for one in shown[:_SETTINGS]:
@@ -163,7 +178,9 @@ def _sites(found: Diff) -> Iterator[RenderableType]:
         table.add_column("verdict", no_wrap=True)
         for one in shown:
             table.add_row(*_cells(one), Text(one.verdict.value, style=_STYLE[one.verdict]))
-        yield Text(f"sites, against {found.floor}; errors are of the row's maximum", style="bold")
+        factor = next((one.noise.factor for one in shown if one.noise), 0.0)
+        title = f"sites, against {found.floor}; a difference from {factor:g} times the floor on"
+        yield Text(f"{title}; errors are of the row's maximum", style="bold")
         yield table
     if equal := [str(one.site) for one in found.compared if one.verdict is Verdict.EQUAL]:
         yield Text(f"bit-equal, {len(equal)} of {len(found.compared)} sites: {', '.join(equal)}")
@@ -183,11 +200,6 @@ def _cells(one: Compared) -> list[str]:
 
 
 def _decisions(decisions: Decisions) -> Iterator[RenderableType]:
-    if decisions.acceptance:
-        lengths = [_number(one.acceptance_length) for one in decisions.acceptance]
-        change = decisions.tokens_lost or 0.0
-        lost = f"; B {'loses' if change > 0 else 'gains'} {abs(change):.3f} tokens a round" if change else ""
-        yield Text(f"acceptance length: {lengths[0]} in A, {lengths[1]} in B{lost}")
     for one in decisions.flips:
         if one.flips:
             who = "the target" if one.depth is None else f"the draft at depth {one.depth}"
@@ -206,6 +218,14 @@ def _decisions(decisions: Decisions) -> Iterator[RenderableType]:
             f"request {split.a} (B: {split.b}) goes on with {split.token_a} in A, {split.token_b} in B, from position "
             f"{split.position}: {tie}, {margin}"
         )
+
+
+def _acceptance(decisions: Decisions) -> Iterator[RenderableType]:
+    if decisions.acceptance:
+        lengths = [_number(one.acceptance_length) for one in decisions.acceptance]
+        change = decisions.tokens_lost or 0.0
+        lost = f"; B {'loses' if change > 0 else 'gains'} {abs(change):.3f} tokens a round" if change else ""
+        yield Text(f"acceptance length: {lengths[0]} in A, {lengths[1]} in B{lost}")
 
 
 def _attribution(swapped: "Attribution | str | None") -> Iterator[RenderableType]:
@@ -238,7 +258,11 @@ def _attribution(swapped: "Attribution | str | None") -> Iterator[RenderableType
 
 def _coverage(found: Diff) -> Iterator[RenderableType]:
     if (tolerance := _tolerance(found)) is not None:
-        told = _number(tolerance) if isfinite(tolerance) else "none: of some rows no token's logits were kept by both"
+        told = (
+            _number(tolerance)
+            if isfinite(tolerance)
+            else "none: some rows were not recorded, or have no token in common"
+        )
         yield Text(f"smallest tolerance that would have passed: {told}")
     for line in found.lacking:
         yield Text(f"not compared  {line}", style="yellow")
@@ -253,6 +277,9 @@ def _coverage(found: Diff) -> Iterator[RenderableType]:
 
 
 def _tolerance(found: Diff) -> float | None:
+    """The largest error anywhere: infinite where rows differ that were not recorded, or have nothing in common."""
+    if any(one.distance.unread for one in found.compared):
+        return inf
     return max((one.distance.max_error or 0.0 for one in found.compared if not one.site.exact), default=None)
 
 
@@ -266,6 +293,7 @@ def _first_json(first: FirstDivergence) -> dict[str, Any]:
         **drafting,
         **_where_json(first.where),
         "error": first.error,
+        "values": first.values and {"a": first.values[0], "b": first.values[1]},
         "beyond_floor": first.beyond,
     }
 
@@ -303,6 +331,7 @@ def _site_json(one: Compared) -> dict[str, Any]:
         "cosine": away.cosine,
         "ulps": away.ulps,
         "floor": one.noise and one.noise.largest,
+        "floor_median": one.noise and one.noise.median,
         "above_floor": one.above,
         "worst": [{"error": row.error, **_where_json(row.where)} for row in one.worst],
         "verdict": one.verdict.value,
@@ -323,6 +352,6 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: float | None) -> str:
-    if value is None:
+    if value is None or not isfinite(value):
         return "-"
     return f"{value:.3f}" if 0.01 <= abs(value) < 1000 else f"{value:.1e}" if value else "0"

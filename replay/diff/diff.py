@@ -23,7 +23,7 @@ from spectrace.replay.diff.settings import Setting, settings
 from spectrace.replay.diff.shards import Apart, Unsharded
 from spectrace.replay.diff.sites import Site, Where
 from spectrace.replay.diff.tally import First, Found, Pairs, Tally
-from spectrace.replay.diff.tensors import slots_of
+from spectrace.replay.diff.tensors import boundaries_of, slots_of
 from spectrace.replay.diff.texts import TextPair, pair_texts, texts_so_far
 from spectrace.replay.expected import drafts_were_drawn
 from spectrace.replay.finding import Finding
@@ -32,7 +32,9 @@ from spectrace.tracer.acceptance import Acceptance, acceptance_of_rows
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.trace import Trace
 
-__all__ = ["Compared", "Decisions", "Diff", "FirstDivergence", "Plan", "Verdict", "diff", "plan"]
+__all__ = [
+    "Compared", "Decisions", "Diff", "FirstDivergence", "Plan", "Verdict", "diff", "plan", "rows_that_count",
+]  # fmt: skip
 
 _FEW: Final = 0.05
 _CHOICES: Final = ("target_token", "draft_token", "answer")
@@ -41,12 +43,16 @@ _BLOCK_TOKENS: Final = 1 << 15
 
 
 class Verdict(StrEnum):
-    """Of a site, and of everything: bit-equal, no more than rounding does, or more; `UNREAD` differs by hash only."""
+    """Of a site, and of everything: bit-equal, no more than rounding does, or more; `UNREAD` differs by hash only.
+
+    `PART` is of everything: nothing that was compared differs, but a slot that was served was compared with nothing.
+    """
 
     EQUAL = "equal"
     WITHIN = "within the floor"
     DIFFERENT = "different"
     UNREAD = "different by hash, not recorded"
+    PART = "within the floor as far as compared, but not all slots were"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,7 @@ class FirstDivergence:
     site: Site
     where: Where
     error: float | None
+    values: tuple[int, int] | None
     beyond: bool
 
 
@@ -116,10 +123,10 @@ class Decisions:
 class Diff:
     """Everything that a comparison found.
 
-    `hand_off` is what each trace (a, b) shows of its own hand-off by itself, where what drafts received differs, and
-    `verification` of its own verification, where what was accepted does.
-    `unsharded` says how ranks hold tensors that several of them kept, `apart` where the ranks of each trace first
-    disagree; `lacking` names what could not be compared, and why.
+    `earlier` is a row before the first that differs by its hash, and how far is not known. `hand_off` is what each
+    trace (a, b) shows of its own hand-off by itself, where what drafts received differs, and `verification` of its own
+    verification, where what was accepted does. `unsharded` says how ranks hold tensors that several of them kept,
+    `apart` where the ranks of each trace first disagree; `lacking` names what could not be compared, and why.
     """
 
     a: Trace
@@ -129,6 +136,7 @@ class Diff:
     floor: str
     compared: tuple[Compared, ...]
     first: FirstDivergence | None
+    earlier: FirstDivergence | None
     moved: tuple[Moved, ...]
     hand_off: tuple[tuple[Finding, ...], tuple[Finding, ...]]
     verification: tuple[tuple[Finding, ...], tuple[Finding, ...]]
@@ -158,7 +166,7 @@ def diff(a: Trace, b: Trace, benign: Sequence[Trace] = (), *, block_tokens: int 
     floor = _floor((a, b), benign, block_tokens)
     tally = _tally((a, b), texts, floor, block_tokens)
     if not any(one.distance.rows for one in tally.found.values()):
-        raise UserError(f"{a.folder} and {b.folder}: their texts pair, but no row of them has anything to compare")
+        raise UserError(_nothing((a, b), tally))
     found = {site: tally.found[site] for site in sorted(tally.found, key=lambda site: site.order)}
     judged = [_judged(one, floor) for one in found.values()]
     accepted = any(one.site.what == _OUTCOME and one.verdict is Verdict.DIFFERENT for one in judged)
@@ -166,6 +174,7 @@ def diff(a: Trace, b: Trace, benign: Sequence[Trace] = (), *, block_tokens: int 
     compared = _choices_judged(judged, tally.flips, disobeyed=any(not one.doubt for of in verification for one in of))
     beyond = {one.site for one in compared if one.verdict is Verdict.DIFFERENT}
     moved = {one.says: one for one in reversed(tally.moved.values()) if one.site in beyond}
+    first = _first(compared, found)
     received = any(site.family == "received" for site in beyond)
     return Diff(
         a=a,
@@ -174,7 +183,8 @@ def diff(a: Trace, b: Trace, benign: Sequence[Trace] = (), *, block_tokens: int 
         plan=_plan((a, b), texts, tally.pairs),
         floor=floor.origin,
         compared=compared,
-        first=_first(compared, found),
+        first=first,
+        earlier=_earlier(compared, found, first),
         moved=tuple(moved.values())[::-1],
         hand_off=(hand_off(a).findings, hand_off(b).findings) if received else ((), ()),
         verification=verification,
@@ -182,7 +192,7 @@ def diff(a: Trace, b: Trace, benign: Sequence[Trace] = (), *, block_tokens: int 
         apart=(tuple(tally.apart[0].values()), tuple(tally.apart[1].values())),
         decisions=_decisions((a, b), texts, tally),
         lacking=tuple(_lacking((a, b), tally, compared)),
-        verdict=_verdict(compared),
+        verdict=_verdict(compared, lacks_slots=any(True for _ in _uncovered((a, b), tally))),
     )
 
 
@@ -194,6 +204,17 @@ def plan(a: Trace, b: Trace, *, block_tokens: int = _BLOCK_TOKENS) -> Plan:
         for name, paired in alignment.families.items():
             pairs.setdefault(name, Pairs()).add(len(paired), *paired.unpaired)
     return _plan((a, b), texts, pairs)
+
+
+def _nothing(traces: tuple[Trace, Trace], tally: Tally) -> str:
+    """Why no row has anything to compare, as far as the manifests tell."""
+    a, b = traces
+    said = f"{a.folder} and {b.folder}: their texts pair, but no row of them has anything to compare"
+    crossed = [name for name in tally.pairs if "/" in name]
+    engine = traces[0 if crossed and crossed[0].endswith("/reference") else 1]
+    if crossed and not slots_of(engine):
+        return f"{said}: {engine.folder} does not say which boundaries its slots hold; import it with --ids"
+    return f"{said}: no family with slots of one number, or boundaries of one name, is in both"
 
 
 def _pairs(a: Trace, b: Trace) -> list[TextPair]:
@@ -306,22 +327,36 @@ def _as(one: Compared, verdict: Verdict) -> Compared:
 def _first(compared: Sequence[Compared], found: Mapping[Site, Found]) -> FirstDivergence | None:
     """Among rows that count, of sites that differ; where none does, among rows whose bits differ."""
     beyond = [one for one in compared if one.verdict is Verdict.DIFFERENT]
-    firsts = [(one.site, first) for one in beyond or compared for first in _rows_of(one, found[one.site], bool(beyond))]
+    firsts = [
+        (one.site, first) for one in beyond or compared for first in rows_that_count(one, found[one.site], bool(beyond))
+    ]
     if not firsts:
         return None
     site, first = min(firsts, key=lambda one: one[1].order)
-    return FirstDivergence(site, first.where, first.error, bool(beyond))
+    return FirstDivergence(site, first.where, first.error, first.values, bool(beyond))
 
 
-def _rows_of(one: Compared, found: Found, beyond: bool) -> Iterator[First]:
+def _earlier(
+    compared: Sequence[Compared], found: Mapping[Site, Found], first: FirstDivergence | None
+) -> FirstDivergence | None:
+    """The first row that differs by its hash alone, if it stands before the first that counts."""
+    unread = [(one.site, row) for one in compared if one.verdict is Verdict.UNREAD and (row := found[one.site].differs)]
+    if not (unread and first and first.beyond):
+        return None
+    site, row = min(unread, key=lambda one: one[1].order)
+    before = (row.where.position, site.order) < (first.where.position, first.site.order)
+    return FirstDivergence(site, row.where, None, None, False) if before else None
+
+
+def rows_that_count(one: Compared, found: Found, beyond: bool) -> Iterator[First]:
     """The first row of a site of each kind that counts: all rows of one that differs by its median are shifted."""
     if not beyond:
         kinds = [found.differs]
     elif one.noise is None:
         kinds = [found.beyond]
     else:
-        large, above = (one.distance.max_error or 0.0) > one.noise.limits[0], (one.above or 0.0) > one.noise.factor
-        kinds = [found.otherwise, found.beyond if large else found.shifted if above else None]
+        shifted = one.noise.shift(one.distance) > one.noise.factor
+        kinds = [found.otherwise, found.shifted if shifted else found.beyond]
     yield from (first for first in kinds if first)
 
 
@@ -349,16 +384,35 @@ def _lacking(traces: tuple[Trace, Trace], tally: Tally, compared: Sequence[Compa
             yield f"{name}: rows pair, but nothing of them is of one shape in both"
         elif name in ("emitted", "received") and "slot" not in whats:
             yield f"{name} slots: their numbers are not the same in both"
+    yield from _uncovered(traces, tally)
+    boundaries = [set(boundaries_of(trace)) for trace in traces]
+    if "reference" in tally.pairs:
+        for boundary in sorted(boundaries[0] ^ boundaries[1]):
+            yield f"boundary {boundary}: only in {'A' if boundary in boundaries[0] else 'B'}"
     for one in compared:
         if one.distance.unread:
             yield f"{one.site}: {one.distance.unread} rows differ by hash, and a tensor was not recorded"
 
 
-def _verdict(compared: Sequence[Compared]) -> Verdict:
+def _uncovered(traces: tuple[Trace, Trace], tally: Tally) -> Iterator[str]:
+    """Slots beside true boundaries of the other trace, which does not have the one that they are said to hold."""
+    crossed = [name for name in tally.pairs if "/" in name]
+    if not crossed:
+        return
+    engine = 0 if crossed[0].endswith("/reference") else 1
+    known = boundaries_of(traces[1 - engine])
+    for slot, boundary in enumerate(slots_of(traces[engine])):
+        if boundary not in known:
+            yield f"slot {slot} of {'AB'[engine]}: it says boundary {boundary}, which {'AB'[1 - engine]} has not"
+
+
+def _verdict(compared: Sequence[Compared], *, lacks_slots: bool) -> Verdict:
     found = {one.verdict for one in compared}
     if Verdict.DIFFERENT in found:
         return Verdict.DIFFERENT
     read = [one for one in compared if one.distance.max_error is not None and not one.site.exact]
     if Verdict.UNREAD in found and not any(one.verdict is Verdict.WITHIN for one in read):
         return Verdict.UNREAD
+    if lacks_slots:
+        return Verdict.PART
     return Verdict.EQUAL if found == {Verdict.EQUAL} else Verdict.WITHIN

@@ -37,9 +37,11 @@ class Noise:
 
     def above(self, distance: Distance) -> float:
         """How many times the floor a difference is, by its largest row or by its median one."""
-        largest = (distance.max_error or 0.0) / self.largest
-        median = (distance.median_error or 0.0) / self.median if self.median else 0.0
-        return max(largest, median)
+        return max((distance.max_error or 0.0) / self.largest, self.shift(distance))
+
+    def shift(self, distance: Distance) -> float:
+        """The same by its median row alone: what has moved all rows."""
+        return (distance.median_error or 0.0) / self.median if self.median else 0.0
 
     @property
     def limits(self) -> tuple[float, float]:

@@ -26,11 +26,12 @@ _WORST: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """A row, with its error (None where it was not read, or is of a kind that has none), and its place in the order."""
+    """A row: its place in the order; its error, None where it was not read, or what each side has of what is exact."""
 
     order: tuple[int, ...]
     where: Where
     error: float | None
+    values: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,10 @@ class Tally:
 
     def _row(self, pairs: PairedRows, site: Site, errors: np.ndarray, at: int) -> First:
         order = (int(pairs.place[at]), *site.order, self.texts + int(pairs.text[at]))
-        return First(order, pairs.where(at), None if np.isnan(errors[at]) or site.exact else float(errors[at]))
+        if site.exact:
+            column = "token" if site.what == "answer" else site.what
+            return First(order, pairs.where(at), None, (int(pairs.a[column][at]), int(pairs.b[column][at])))
+        return First(order, pairs.where(at), None if np.isnan(errors[at]) else float(errors[at]))
 
     def _choices(self, alignment: Alignment, *, drawn: bool) -> None:
         """Tokens chosen otherwise, where both sides take the best: of what was drawn that says nothing."""

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from spectrace.engine.sampling import Sampling
-from spectrace.replay.diff.diff import Diff, Verdict, diff
-from spectrace.replay.diff.sites import Site
+from spectrace.replay.diff.diff import Compared, Diff, Verdict, diff, rows_that_count
+from spectrace.replay.diff.floor import Noise
+from spectrace.replay.diff.measure import Measure
+from spectrace.replay.diff.sites import Site, Where
+from spectrace.replay.diff.tally import First, Found
 from spectrace.tracer import Keys, Recorder, create_trace, seal_trace
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.rows import Level
@@ -79,6 +82,25 @@ def test_a_broken_link_is_where_the_runs_first_part(fault: str, record: Record) 
     assert (found.first.site, found.first.beyond) == (site, True)
     assert says in [one.says for one in found.moved] or not says
     assert found.first.where.request[0] in [pair.a for pair in found.plan.texts]
+
+
+def test_positions_and_tokens_are_told_as_each_side_has_them(record: Record) -> None:
+    first = diff(record(), record("R1")).first
+    assert first
+    assert first.values
+    assert first.values[1] == first.values[0] + 1
+
+
+def test_what_has_moved_all_rows_is_found_at_the_first_of_them() -> None:
+    """A site whose median is beyond the floor differs from its first row on, though a later one is larger."""
+    noise = Noise(largest=1e-3, median=1e-5, factor=3)
+    rows = {name: First((at,), Where(at, (0, 0), (0, 0), (0, 0)), 1.0) for at, name in enumerate(("shifted", "beyond"))}
+    measure = Measure(np.zeros(3, np.bool_))
+    measure.add(np.arange(3), torch.ones(3, 1), torch.tensor([[1.001], [1.001], [2.0]]))
+    site = Site("emitted", "slot", slot=0)
+    found = Found(site, measure.distance(), **rows)
+    one = Compared(site, found.distance, noise, noise.above(found.distance), Verdict.DIFFERENT, 0, ())
+    assert [first.where.position for first in rows_that_count(one, found, True)] == [0]
 
 
 def test_a_boundary_that_was_recorded_as_reference_is_named(record: Record) -> None:

@@ -21,7 +21,7 @@ Record: TypeAlias = Callable[..., Trace]
 WIRING = (0, 2, 4)
 
 
-def trained(served: Trace, folder: Path, boundaries: tuple[int, ...]) -> Trace:
+def trained(served: Trace, folder: Path, boundaries: tuple[int, ...], said: tuple[int, ...] = WIRING) -> Trace:
     """What SpecForge would have prepared of the texts that were served, its slots being these boundaries; imported."""
     rows = served.rows("reference", live=True, rank=0)
     (folder / "rows_0-8").mkdir(parents=True)
@@ -41,7 +41,7 @@ def trained(served: Trace, folder: Path, boundaries: tuple[int, ...]) -> Trace:
         }
         torch.save(sample, folder / "rows_0-8" / f"data_{request}.ckpt")
     out = folder / "trace"
-    options = ["--ids", ",".join(map(str, WIRING)), "--convention", "input"]
+    options = ["--ids", ",".join(map(str, said)), "--convention", "input"]
     done = CliRunner().invoke(import_, [str(folder / "rows_0-8"), "--out", str(out), *options])
     assert done.exit_code == 0, done.output
     return Trace.open(out)
@@ -66,3 +66,10 @@ def test_a_layer_that_was_labelled_wrongly_in_training_is_where_they_part(record
     assert found.first
     assert (found.first.site.family, found.first.site.slot) == ("reference/emitted", 1)
     assert {one.site.slot for one in found.compared if one.verdict is Verdict.DIFFERENT} == {1}
+
+
+def test_a_slot_that_was_trained_on_another_boundary_is_not_passed_over(record: Record, tmp_path: Path) -> None:
+    served = record(capture=(0, 1, 2, 3, 4), chunk=None, concurrency=1)
+    found = diff(trained(served, tmp_path, (1, 2, 4), said=(1, 2, 4)), record())
+    assert found.verdict is Verdict.PART
+    assert "slot 0 of B: it says boundary 0, which A has not" in found.lacking
