@@ -137,7 +137,8 @@ def _ranks(found: Diff) -> Iterator[Text]:
 
 
 def _first_says(first: FirstDivergence, found: Diff) -> str:
-    what = "First divergence" if first.beyond else "First bits that differ, within the floor"
+    unread = found.verdict is Verdict.UNREAD
+    what = "First divergence" if first.beyond else f"First bits that differ{'' if unread else ', within the floor'}"
     request, pass_ = (f"{a}" if a == b else f"{a} (B: {b})" for a, b in (first.where.request, first.where.pass_))
     where = f"position {first.where.position} of request {request}, pass {pass_}"
     error = "" if first.error is None else f", {_number(first.error)} of the row's maximum"
@@ -190,7 +191,7 @@ def _cells(one: Compared) -> list[str]:
     away, site = one.distance, one.site
     name = f"{site.family} {site.what}{'' if site.slot is None else f' {site.slot}'}"
     depth = str(site.depth) if site.family in ("received", "drafted") else ""
-    cells = [name, depth, str(away.rows), f"{away.equal / away.rows:.1%}"]
+    cells = [name, depth, str(away.rows), f"{'~' if away.inferred else ''}{away.equal / away.rows:.1%}"]
     if site.exact:
         return [*cells, f"{away.rows - away.equal} differ", "-", "-", "-", "-"]
     return [
@@ -261,7 +262,7 @@ def _coverage(found: Diff) -> Iterator[RenderableType]:
         told = (
             _number(tolerance)
             if isfinite(tolerance)
-            else "none: some rows were not recorded, or have no token in common"
+            else "none: tokens or positions differ, or rows were not recorded or only copied"
         )
         yield Text(f"smallest tolerance that would have passed: {told}")
     for line in found.lacking:
@@ -278,7 +279,8 @@ def _coverage(found: Diff) -> Iterator[RenderableType]:
 
 def _tolerance(found: Diff) -> float | None:
     """The largest error anywhere: infinite where rows differ that were not recorded, or have nothing in common."""
-    if any(one.distance.unread for one in found.compared):
+    exactly = any(one.verdict is Verdict.DIFFERENT and (one.site.exact or one.handed) for one in found.compared)
+    if exactly or any(one.distance.unread for one in found.compared):
         return inf
     return max((one.distance.max_error or 0.0 for one in found.compared if not one.site.exact), default=None)
 

@@ -52,7 +52,7 @@ def drafts_were_drawn(trace: Trace) -> bool:
 
     A chosen draft has a draft probability of 1, or none recorded.
     """
-    sampling = trace.manifest.get("serving", {}).get("sampling", {})
+    sampling = (trace.manifest.get("serving") or {}).get("sampling") or {}
     return bool(sampling.get("sampled_drafts")) or bool((trace.rows("verified")["q"] < 1).any())
 
 

@@ -20,8 +20,10 @@ from spectrace.tracer.errors import UserError
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["Alignment", "PairedRows", "align", "no_common_text"]
+__all__ = ["Alignment", "PairedRows", "align", "base_of", "no_common_text"]
 
+_DEEPEST = 256
+"""Rows below the text at most: no tree is deeper."""
 _OWN = {"reference": 1, "emitted": 1, "received": 2, "verified": 1}
 """How many tokens of a text, counted from a row's place, made it what it is: a draft row is fed the next one, too."""
 
@@ -122,7 +124,7 @@ def _pair_rows(family: str, a: tuple[Side, Placed], b: tuple[Side, Placed], pair
         sides[0].rows.take(found[0]),
         sides[1].rows.take(found[1]),
         texts[0][found[0]],
-        np.minimum(*(_base(side)[which] for side, which in zip(sides, found, strict=True))),
+        np.minimum(*(base_of(side)[which] for side, which in zip(sides, found, strict=True))),
         (reasons[0], reasons[1]),
     )
 
@@ -170,14 +172,15 @@ def _below(side: Placed, same: Int) -> list[Int]:
     return [above, *(column.astype(np.int64) for column in columns(side.rows, "token", "depth"))]
 
 
-def _base(side: Placed) -> Int:
-    """The place of each row in the text, or of the row that its branch begins at."""
+def base_of(side: Placed) -> Int:
+    """The place of each row in the text, or of the row its branch begins at; -1 for one whose branch is a circle."""
     at = np.arange(len(side.place))
-    while True:
+    for _ in range(_DEEPEST):
         climbing = (side.place[at] < 0) & (side.above[at] >= 0)
         if not climbing.any():
-            return side.place[at]
+            break
         at = np.where(climbing, side.above[at], at)
+    return side.place[at]
 
 
 def _reasons(
@@ -185,7 +188,7 @@ def _reasons(
 ) -> Mapping[str, int]:
     """Why rows that have no partner have none: how many for each reason."""
     alone = ~np.isin(np.arange(len(same)), which)
-    base = _base(side)
+    base = base_of(side)
     ends = np.array([(one.shared, len(getattr(one, f"text_{name}").tokens)) for one in pairs], np.int64)[text]
     parts = np.array([one.parts for one in pairs], np.bool_)[text]
     cached = dict(

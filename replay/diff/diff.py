@@ -275,7 +275,7 @@ def _plan(traces: tuple[Trace, Trace], texts: Sequence[TextPair], pairs: Mapping
 def _floor(traces: tuple[Trace, Trace], benign: Sequence[Trace], block_tokens: int) -> Floor:
     """By repeats of A where there are any, else by the table for the coarser of both precisions."""
     dtype = max((served_dtype(trace) for trace in traces), key=lambda one: torch.finfo(one).eps)
-    table = Table(dtype, slots_of(traces[0]) or slots_of(traces[1]))
+    table = Table(dtype, (slots_of(traces[0]), slots_of(traces[1])))
     if not benign:
         return table
     repeats = []

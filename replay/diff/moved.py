@@ -106,10 +106,14 @@ class _Finder:
         mine = self.pairs.take(differ)
         same = rows["request"][source] == mine.a["request"]
         apart = place[source] - mine.place
+        for offset in (-1, 1):
+            beside = places([rows["request"], place], [mine.a["request"], mine.place + offset])
+            where = "1 place before" if offset < 0 else "1 place behind"
+            yield f"B's row is A's row {where}", (beside >= 0) & (hashes[beside] == theirs)
         offsets = Counter(apart[known & same & (place[source] >= 0)].tolist())
         for offset, _ in offsets.most_common(3):
             where = f"{abs(offset)} place{'s' if abs(offset) > 1 else ''} {'before' if offset < 0 else 'behind'}"
-            if offset:
+            if abs(offset) > 1:
                 yield f"B's row is A's row {where}", known & same & (apart == offset)
         yield "B's row is a row of another request in A", known & ~same
         yield "B's row is another row of its request in A", known & same

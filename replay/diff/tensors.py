@@ -149,13 +149,21 @@ def groups(alignment: Alignment, traces: tuple[Trace, Trace]) -> Iterator[Group]
 def boundaries_of(trace: Trace) -> tuple[int, ...]:
     """The boundaries of a trace's reference rows, in the order of their hashes."""
     told = (facts.get("capture") for facts in trace.writers.values())
-    return tuple(next((list(map(int, capture)) for capture in told if capture), ()))
+    return next((found for capture in told if (found := _numbers(capture))), ())
 
 
 def slots_of(trace: Trace) -> tuple[int, ...]:
     """Which boundary each slot holds by the engine's own account; empty where it gives none."""
-    wiring: dict[str, Any] = trace.manifest.get("wiring") or {}
-    return tuple(next((one["boundaries"] for name in ("resolved", "configured") if (one := wiring.get(name))), ()))
+    wiring = trace.manifest.get("wiring")
+    told = [wiring.get(name) for name in ("resolved", "configured")] if isinstance(wiring, dict) else []
+    held = (_numbers(one.get("boundaries")) for one in told if isinstance(one, dict))
+    return next((found for found in held if found), ())
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    """A list of integers as a manifest has it; empty for anything else, which says nothing."""
+    whole = isinstance(value, list) and all(isinstance(one, int) for one in value)
+    return tuple(value) if whole else ()
 
 
 def _boundaries(pairs: PairedRows, traces: tuple[Trace, Trace]) -> Iterator[Group]:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from spectrace.replay.diff.alignment import Alignment, PairedRows, align
-from spectrace.replay.diff.placing import Side, read_side
+from spectrace.replay.diff.alignment import Alignment, PairedRows, align, base_of
+from spectrace.replay.diff.placing import Placed, Side, read_side
 from spectrace.replay.diff.texts import TextPair, pair_texts
 from spectrace.replay.texts import Text
 from spectrace.tracer import Keys, Recorder, Trace, UserError, create_trace
@@ -358,3 +358,9 @@ def test_positions_are_believed_only_where_all_tokens_are_right(shift: int, plac
     fed = {"position": [place + shift for place in range(4)], "token": text[1:]}
     side = recorded(tmp_path / "trace", [text], received=fed)
     assert (side.families["received"].place >= 0).sum() == placed
+
+
+def test_a_branch_that_is_a_circle_ends_and_has_no_place() -> None:
+    """As where an engine records row 0 as the source of every node."""
+    placed = Placed(None, np.array([4, -1, -1]), np.array([-1, 0, 2]))  # type: ignore[arg-type]
+    assert base_of(placed).tolist() == [4, 4, -1]

@@ -21,16 +21,16 @@ def distance(*errors: float) -> Distance:
     return measure.distance()
 
 
-TABLE_OF = {dtype: Table(dtype, (3, 30, 120)) for dtype in (torch.float32, torch.bfloat16)}
+TABLE_OF = {dtype: Table(dtype, ((3, 30, 120), ())) for dtype in (torch.float32, torch.bfloat16)}
 
 
 def test_the_floor_is_the_largest_of_all_repeats() -> None:
-    repeats = [{SLOT: distance(1e-6, 2e-6)}, {SLOT: distance(4e-6, 1e-6)}]
+    repeats = [{SLOT: distance(1e-5, 2e-5)}, {SLOT: distance(4e-5, 1e-5)}]
     noise = measured(repeats, ("x", "y"), TABLE_OF[torch.float32]).of(SLOT)
     assert noise
-    assert noise.largest == pytest.approx(4e-6, rel=0.1)
+    assert noise.largest == pytest.approx(4e-5, rel=0.1)
     assert noise.factor == MEASURED
-    assert noise.above(distance(4e-6, 1e-6)) == pytest.approx(1, rel=0.3)
+    assert noise.above(distance(4e-5, 1e-5)) == pytest.approx(1, rel=0.3)
 
 
 def test_a_shift_of_all_rows_is_above_the_floor_though_none_is_the_largest() -> None:
@@ -55,11 +55,13 @@ def test_what_was_fed_something_else_or_is_far_off_is_no_repeat() -> None:
             measured([{site: distance(error)}], ("x",), TABLE_OF[torch.float32])
 
 
-def test_a_site_that_no_repeat_moves_has_one_unit_in_the_last_place() -> None:
-    repeat = {SLOT: distance(0.0), Site("emitted", "slot", slot=1): distance(1e-3)}
-    noise = measured([repeat], ("x",), TABLE_OF[torch.bfloat16]).of(SLOT)
-    assert noise
-    assert noise.largest == torch.finfo(torch.bfloat16).eps
+def test_a_site_that_a_repeat_leaves_alone_has_the_tables_floor_and_the_factor_of_repeats() -> None:
+    table, other = TABLE_OF[torch.float32], Site("emitted", "slot", slot=1)
+    floor = measured([{SLOT: distance(0.0), other: distance(2e-5)}], ("x",), table)
+    left_alone, moved, tabled = floor.of(SLOT), floor.of(other), table.of(SLOT)
+    assert left_alone and moved and tabled
+    assert (left_alone.largest, left_alone.factor) == (tabled.largest, MEASURED)
+    assert moved.largest == pytest.approx(2e-5, rel=0.01)
 
 
 def test_a_site_that_no_repeat_has_gets_the_tables_floor() -> None:
