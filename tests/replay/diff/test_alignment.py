@@ -13,7 +13,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from spectrace.replay.diff.alignment import Alignment, PairedRows, align, base_of
+from spectrace.replay.diff.alignment import Alignment, PairedRows, align
+from spectrace.replay.diff.alignment import base_of as places_of
 from spectrace.replay.diff.placing import Placed, Side, read_side
 from spectrace.replay.diff.texts import TextPair, pair_texts
 from spectrace.replay.texts import Text
@@ -363,4 +364,4 @@ def test_positions_are_believed_only_where_all_tokens_are_right(shift: int, plac
 def test_a_branch_that_is_a_circle_ends_and_has_no_place() -> None:
     """As where an engine records row 0 as the source of every node."""
     placed = Placed(None, np.array([4, -1, -1]), np.array([-1, 0, 2]))  # type: ignore[arg-type]
-    assert base_of(placed).tolist() == [4, 4, -1]
+    assert places_of(placed).tolist() == [4, 4, -1]
