@@ -25,7 +25,7 @@ from spectrace.tracer.trace import Trace
 __all__ = ["Group", "Kind", "Reads", "boundaries_of", "groups", "slots_of"]
 
 _CHUNK_BYTES: Final = 32 << 20
-_PROBE: Final = 8
+_PROBE_BYTES: Final = 1 << 20
 _MAPPED_BYTES: Final = 256 << 20
 _SCALARS: Final = {
     "emitted": {"target_token": "target_token"},
@@ -106,13 +106,16 @@ class Group:
         return found
 
     def _belied(self) -> bool:
-        """Whether some row that is taken for equal is not."""
+        """Whether some row that is taken for equal is not: all are read where that costs little, else one."""
         assert self.kinds
         here = self.kinds[0].here(self.pairs.a) & self.kinds[1].here(self.pairs.b)
         same = np.flatnonzero(self.equal.all(1) & here)
-        spots = {len(same) // 3, 2 * len(same) // 3}
-        looked = same[sorted({at for spot in spots for at in range(spot, min(spot + _PROBE, len(same)))})]
-        return bool(len(looked)) and not all(torch.equal(a, b) for a, b in zip(*self._read(looked), strict=True))
+        if not len(same):
+            return False
+        looked = same[len(same) // 3 :][:1]
+        row_bytes = sum(part.nbytes for part in self._read(looked)[0])
+        looked = same if len(same) * row_bytes <= _PROBE_BYTES else looked
+        return not all(torch.equal(a, b) for a, b in zip(*self._read(looked), strict=True))
 
     def _chunks(self) -> Iterator[Int]:
         """Pairs to read, about so many bytes at a time."""
@@ -245,8 +248,15 @@ def _led_to_the_same(pairs: PairedRows) -> Bool:
     for column in ("state_hash", "logsumexp", "token" if pairs.family == "drafted" else "target_token"):
         if column in pairs.a.columns:
             a, b = pairs.a[column], pairs.b[column]
-            same &= (a == b) | ((a != a) & (b != b))
+            same &= (a == b) | _absent(a) | _absent(b)  # a row that answers at a chunk's end need not in another
     return same
+
+
+def _absent(values: np.ndarray) -> Bool:
+    """Where a narrow column has nothing: NaN, a negative token, a hash of 0."""
+    if values.dtype.kind == "f":
+        return np.asarray(np.isnan(values))
+    return np.asarray(values == 0 if values.dtype.kind == "u" else values < 0)
 
 
 def _matrix(rows: Rows) -> np.ndarray | None:
