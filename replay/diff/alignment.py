@@ -66,14 +66,6 @@ class Alignment:
     alone: tuple[tuple[int, ...], tuple[int, ...]]
     families: Mapping[str, PairedRows]
 
-    def __str__(self) -> str:
-        lines = [f"{len(self.texts)} requests pair; {len(self.alone[0])} only in A, {len(self.alone[1])} only in B"]
-        for name, paired in self.families.items():
-            lines.append(f"{name}: {len(paired)} rows pair")
-            for side, reasons in zip("AB", paired.unpaired, strict=True):
-                lines += [f"  {count} only in {side}: {reason}" for reason, count in reasons.items()]
-        return "\n".join(lines)
-
 
 def align(a: Side, b: Side, pairs: Sequence[TextPair] | None = None) -> Alignment:
     """Plan the comparison of two traces, of all requests or of these pairs.

@@ -22,7 +22,7 @@ from spectrace.replay.pairing import Bool
 from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["Apart", "Sharded", "Unsharded", "first_apart", "unshard"]
+__all__ = ["Apart", "Unsharded", "first_apart", "unshard"]
 
 _KEY: Final = ("request", "pass", "depth", "node")
 _SAMPLE: Final = 64
