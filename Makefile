@@ -4,11 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 VENV_LOWER := .venv-lower
 VENV_VLLM ?= .venv-vllm
+VENV_ORACLES ?= .venv-oracles
+VENV_MODELOPT ?= .venv-modelopt
 
 PACKAGES := tracer engine replay cli
-UNATTENDED := not gpu and not vllm and not sglang and not matrix
+UNATTENDED := not gpu and not vllm and not sglang and not matrix and not oracles
 
-.PHONY: help setup target demo test test-matrix check bench scoreboard scoreboard-quick scoreboard-thin test-lower test-install-vllm test-vllm clean
+.PHONY: help oracles setup target demo test test-matrix check bench scoreboard scoreboard-quick scoreboard-thin test-lower test-install-vllm test-vllm test-oracles agreement clean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,6 +25,8 @@ help:
 	@echo "make test-lower         the tests at the lower bounds that pyproject.toml states, in $(VENV_LOWER)"
 	@echo "make test-install-vllm  installing spectrace beside vLLM changes no package there; in VENV_VLLM=$(VENV_VLLM)"
 	@echo "make test-vllm          real vLLM on the CPU recorded, checked, replayed and diagnosed; in VENV_VLLM=$(VENV_VLLM)"
+	@echo "make test-oracles       drafts held against speculators, SpecForge, vLLM, SGLang and ModelOpt, each in an environment of its own"
+	@echo "make agreement          the same, as the table in docs/agreement.md"
 	@echo "make clean              remove environments, builds and caches"
 
 setup: $(VENV)/.ready
@@ -88,6 +92,18 @@ test-vllm: setup
 	bash tests/install_beside_vllm.sh $(VENV_VLLM) keep
 	SPECTRACE_VLLM=$(VENV_VLLM) $(VENV)/bin/pytest -m vllm
 
+ORACLES := SPECTRACE_VLLM=$(VENV_VLLM) SPECTRACE_ORACLES=$(VENV_ORACLES) SPECTRACE_MODELOPT=$(VENV_MODELOPT)
+
+oracles: setup
+	bash tests/install_beside_vllm.sh $(VENV_VLLM) keep
+	bash tests/install_oracles.sh $(VENV_ORACLES) $(VENV_MODELOPT)
+
+test-oracles: oracles
+	$(ORACLES) $(VENV)/bin/pytest -m oracles
+
+agreement: oracles
+	$(ORACLES) $(VENV)/bin/python bench/oracles/page.py
+
 clean:
-	rm -rf $(VENV) $(VENV_LOWER) $(VENV_VLLM) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_LOWER) $(VENV_VLLM) $(VENV_ORACLES) $(VENV_MODELOPT) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(PACKAGES) tests -name __pycache__ -prune -exec rm -rf {} +

@@ -19,7 +19,7 @@ from spectrace.tracer.errors import SpectraceError
 __all__ = ["cli", "main"]
 
 _EXTRA = ("ray", "transformers", "accelerate")
-_COMMANDS = ("demo", "run", "record", "reference", "replay", "diagnose", "diff", "import", "info", "check")
+_COMMANDS = ("demo", "run", "record", "reference", "replay", "diagnose", "diff", "import", "convert", "info", "check")
 _ELSEWHERE = {"import": ("importing", "import_")}  # module and name of commands whose own name is a word of Python's
 
 

@@ -67,12 +67,14 @@ as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON 
 
 
 def say_leftovers(report: "LoadReport") -> None:
-    """Tell on stderr what a draft's folder holds that nothing was computed from, and what was assumed instead."""
+    """Tell on stderr what a draft's folder holds that nothing was computed from, what was assumed, and what is odd."""
     for what, names in (("tensor not used", report.unused_tensors), ("config field not read", report.unread_fields)):
         for name in names:
             click.echo(f"draft: {what}: {name}", err=True)
     for name, value in report.assumed.items():
         click.echo(f"draft: config field absent, assumed: {name} = {value}", err=True)
+    for note in report.notes:
+        click.echo(f"draft: {note}", err=True)
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -1,23 +1,28 @@
 """A draft's folder turned into (`DraftSpec`, wiring, weights), with an account of everything that was not understood.
 
-Silence is how drafts break, so every tensor that is not used, every tensor that is missing and every config field that
-nobody reads is named in the report.
+Silence is how drafts break, so every tensor that is not used, every tensor that is missing, every config field that
+nobody reads and everything odd is named in the report.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from spectrace.engine.dialect import Wiring, check_boundaries, read_spec, read_wiring
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.fields import Fields, read_config
-from spectrace.engine.spec import DraftSpec, FuseNorm, MlaSpec, RopeKind
+from spectrace.engine.layouts.known import layout_of
+from spectrace.engine.layouts.layout import Layout
+from spectrace.engine.layouts.names import stored_names
+from spectrace.engine.quantised import SCALES, check_quantisation, dequantised, is_quantised
+from spectrace.engine.spec import DraftSpec, MlaSpec, RopeKind
+from spectrace.engine.stored import StoredTensors
+from spectrace.engine.strangers import refuse_files, refuse_strangers
+from spectrace.engine.tables import broken_table, contradiction
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.fingerprint import tensor_fingerprint
 
@@ -28,9 +33,9 @@ __all__ = [
 
 # Fields that say nothing about what is computed here.
 _DESCRIPTIVE = frozenset({
-    "architectures", "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "initializer_range",
-    "max_position_embeddings", "model_type", "num_key_value_heads", "pad_token_id", "pretraining_tp",
-    "tie_word_embeddings", "torch_dtype", "transformers_version", "use_cache",
+    "_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id", "dtype", "eos_token_id",
+    "initializer_range", "max_position_embeddings", "model_type", "num_key_value_heads", "pad_token_id",
+    "pretraining_tp", "tie_word_embeddings", "torch_dtype", "transformers_version", "use_cache",
 })  # fmt: skip
 # Names on disk, multimodal classes included. A table is shared as it is stored: the sqrt(width) that Gemma's embedding
 # multiplies it by is no weight, so a draft that was trained on scaled embeddings does not get what it was trained on.
@@ -42,46 +47,28 @@ _EMBEDDINGS = (
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 _REDUNDANT = frozenset({"t2d"})  # says again what d2t says
 
-_NAMES = {
-    "fc.weight": "fc.weight",
-    "embedding.weight": "embed_tokens.weight",
-    "embedding_norm.weight": "{layer}.input_layernorm.weight",
-    "feature_norm.weight": "{layer}.hidden_norm.weight",
-    "mlp_norm.weight": "{layer}.post_attention_layernorm.weight",
-    "mlp.gate.weight": "{layer}.mlp.gate_proj.weight",
-    "mlp.up.weight": "{layer}.mlp.up_proj.weight",
-    "mlp.down.weight": "{layer}.mlp.down_proj.weight",
-    "attention.q.weight": "{layer}.self_attn.q_proj.weight",
-    "attention.k.weight": "{layer}.self_attn.k_proj.weight",
-    "attention.v.weight": "{layer}.self_attn.v_proj.weight",
-    "attention.o.weight": "{layer}.self_attn.o_proj.weight",
-    "attention.q_down.weight": "{layer}.self_attn.q_a_proj.weight",
-    "attention.q_norm.weight": "{layer}.self_attn.q_a_layernorm.weight",
-    "attention.q_up.weight": "{layer}.self_attn.q_b_proj.weight",
-    "attention.kv_down.weight": "{layer}.self_attn.kv_a_proj_with_mqa.weight",
-    "attention.kv_norm.weight": "{layer}.self_attn.kv_a_layernorm.weight",
-    "attention.kv_up.weight": "{layer}.self_attn.kv_b_proj.weight",
-    "output_norm.weight": "norm.weight",
-    "head.weight": "lm_head.weight",
-    "d2t": "d2t",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What reading the checkpoint left over: nothing in here was used to compute anything."""
+    """What reading the checkpoint left over: nothing in here was used to compute anything.
+
+    `notes` are sentences about what was read though it is odd, or is read in more than one way.
+    """
 
     unused_tensors: tuple[str, ...]
     missing_tensors: tuple[str, ...]
     unread_fields: tuple[str, ...]
     assumed: Mapping[str, object]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
     """A draft as its files describe it; `wiring` is None when the config names no layer ids.
 
-    `names` are what the tensors of a `DraftModel` are called in its files, those that are not there included.
+    `names` are what the tensors of a `DraftModel` are called in its files, those that are not there included. `layout`
+    is the name of the published layout, and `scales` holds, by the names of `tensors`, what those that are stored in
+    eight bits have been multiplied by.
     """
 
     folder: Path
@@ -90,6 +77,8 @@ class DraftCheckpoint:
     tensors: Mapping[str, Tensor]
     report: LoadReport
     names: Mapping[str, str]
+    layout: str = "eagle"
+    scales: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def default_wiring(layers: int) -> tuple[int, ...]:
@@ -120,13 +109,10 @@ def unscaled(spec: DraftSpec) -> DraftSpec:
 
 def read_tensor(folder: Path, names: tuple[str, ...]) -> Tensor:
     """The first of some tensors that a checkpoint folder holds, in the order of `names`, without reading the rest."""
-    files = _weight_files(folder)
+    stored = StoredTensors(folder)
     for name in names:
-        for path in files:
-            with _opened(path) as file:
-                if name in file.keys():  # noqa: SIM118 (safe_open is no mapping)
-                    tensor: Tensor = file.get_tensor(name)
-                    return tensor
+        if name in stored:
+            return stored[name]
     raise UserError(f"{folder}: none of the tensors {', '.join(names)} in its *.safetensors")
 
 
@@ -140,82 +126,90 @@ def read_embedding(target: Path) -> Tensor:
     return read_tensor(target, _EMBEDDINGS)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UserError(f"{folder}: no *.safetensors in it; convert pytorch_model.bin to safetensors first")
-    return files
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, "pt") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: not readable as safetensors ({error}); download or export it again") from error
-
-
 def read_draft(folder: Path) -> DraftCheckpoint:
-    """Read an EAGLE-3 draft in EAGLE's or SpecForge's layout.
+    """Read an EAGLE-3 draft in any published layout.
 
     Raises UserError when the folder is no checkpoint, is no EAGLE-3 draft, or holds tensors that do not fit its config.
     """
-    fields = Fields(folder / "config.json", read_config(folder))
-    raw: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
-        with _opened(path) as file:
-            raw |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if "fc.weight" not in raw and not any(name.endswith(".hidden_norm.weight") for name in raw):
-        raise UserError(f"{folder}: no tensor fc.weight, so this is not an EAGLE-3 draft (a target model was given?)")
-    wiring = read_wiring(fields)
-    spec = read_spec(fields, {name: list(tensor.shape) for name, tensor in raw.items()}, wiring)
-    theirs = stored_names(raw, spec)
+    refuse_files(folder)
+    config = read_config(folder)
+    stored = StoredTensors(folder)
+    if stored.wrong:
+        raise UserError(stored.wrong[0])
+    refuse_strangers(folder, config, stored.shapes)
+    fields = Fields(folder / "config.json", config)
+    block = check_quantisation(folder, fields, stored)
+    layout = layout_of(fields, stored)
+    wiring = read_wiring(fields, ascending=layout.ascending)
+    spec = read_spec(fields, stored.shapes, wiring)
+    theirs = stored_names(stored, spec)
     expected = {theirs[name]: shape for name, shape in _expected_shapes(spec).items()}
     for name, shape in expected.items():
-        if name in raw and list(raw[name].shape) != shape:
-            raise UserError(f"{folder}: tensor {name} is {list(raw[name].shape)}, but its config.json makes it {shape}")
+        if name in stored and stored.shapes[name] != shape:
+            raise UserError(f"{folder}: tensor {name} is {stored.shapes[name]}, but its config.json makes it {shape}")
+    raw = {name: stored[their] for name, their in theirs.items() if their in expected and their in stored}
+    tensors, scales = _multiplied_out(stored, theirs, raw, block)
+    for name, tensor in tensors.items():
+        if broken := broken_table(tensor, spec) if name == "d2t" else _broken_weights(tensor):
+            raise UserError(f"{folder}: tensor {theirs[name]} {broken}; export the draft again")
+    if spec.draft_vocab == spec.target_vocab and "d2t" in tensors and bool(tensors["d2t"].any()):
+        fields.note("d2t is there although the draft has all tokens: trainers and vLLM pass it over, and so do we")
+        del tensors["d2t"]
+    used = {theirs[name] for name in tensors} | {*_REDUNDANT, *scales.values()}
     optional = {theirs[name] for name in _optional(spec)}
     report = LoadReport(
-        unused_tensors=tuple(sorted(raw.keys() - expected.keys() - _REDUNDANT)),
-        missing_tensors=tuple(sorted(expected.keys() - raw.keys() - optional)),
-        unread_fields=tuple(sorted(fields.unread() - _DESCRIPTIVE)),
+        unused_tensors=tuple(sorted(set(stored) - used)),
+        missing_tensors=tuple(sorted(expected.keys() - stored.keys() - optional)),
+        unread_fields=tuple(sorted(_unread(fields, layout))),
         assumed=fields.assumed(),
+        notes=(*fields.notes(), *_notes(stored, spec, layout, fields, tensors)),
     )
-    tensors = {name: raw[their] for name, their in theirs.items() if their in expected and their in raw}
-    for name, tensor in tensors.items():
-        if broken := _broken_table(tensor, spec) if name == "d2t" else _broken_weights(tensor):
-            raise UserError(f"{folder}: tensor {theirs[name]} {broken}; export the draft again")
-    return DraftCheckpoint(folder, spec, wiring, tensors, report, theirs)
+    held = {name: stored[their] for name, their in scales.items()}
+    return DraftCheckpoint(folder, spec, wiring, tensors, report, theirs, layout.name, held)
+
+
+def _unread(fields: Fields, layout: Layout) -> set[str]:
+    """Fields that hold something which nobody asked for, but for those that describe."""
+    within = f"{layout.geometry}." if layout.geometry else ""
+    return {name for name in fields.unread() if name.removeprefix(within) not in _DESCRIPTIVE | layout.describes}
+
+
+def _multiplied_out(
+    stored: StoredTensors, theirs: Mapping[str, str], raw: Mapping[str, Tensor], block: tuple[int, int]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Weights times their scales, and what the scale of each that has one is called."""
+    tensors, scales = dict(raw), dict[str, str]()
+    for name, tensor in raw.items():
+        stem = theirs[name].removesuffix("weight")
+        scale = next((stem + one for one in SCALES if stem + one in stored), None)
+        if not is_quantised(tensor) or scale is None:
+            continue
+        try:
+            tensors[name], scales[name] = dequantised(tensor, stored[scale], block), scale
+        except ValueError as error:
+            raise UserError(f"{stored.folder}: tensor {scale} {error} for {theirs[name]}") from error
+    return tensors, scales
+
+
+def _notes(
+    stored: StoredTensors, spec: DraftSpec, layout: Layout, fields: Fields, tensors: Mapping[str, Tensor]
+) -> Iterator[str]:
+    """What is odd about tensors, and fields that are read in more than one way."""
+    if bare := [name for name, tensor in tensors.items() if is_quantised(tensor)]:
+        yield f"{len(bare)} weights are of eight bits and have no scale: they are taken as they are"
+    if any(name.endswith((".input_scale", ".k_scale", ".v_scale")) for name in stored):
+        yield "engines may round activations, or cached keys and values, by the scales that are not used: not computed"
+    if "t2d" in stored and "d2t" in tensors and (told := contradiction(tensors["d2t"], stored["t2d"], spec)):
+        yield told
+    if fields.peek("tie_word_embeddings") is True and spec.own_head:
+        yield "tie_word_embeddings is true, and the head is lm_head.weight: SGLang takes rows of the target's embedding"
+    yield from layout.remarks(fields, tensors)
 
 
 def _broken_weights(tensor: Tensor) -> str:
     known = tensor.float() if tensor.element_size() == 1 else tensor  # isfinite is not there for all 8-bit types
     wrong = int((~known.isfinite()).sum())
     return f"has {wrong} of {tensor.numel()} values that are no finite number" if wrong else ""
-
-
-def _broken_table(d2t: Tensor, spec: DraftSpec) -> str:
-    """What makes a table of no use, however it is read: as offsets, as it should be, or as tokens.
-
-    One that can be misread is none of these: that is a fault, for a diagnosis to name.
-    """
-    if d2t.dtype is torch.bool or d2t.is_floating_point() or d2t.is_complex():
-        return f"is of type {str(d2t.dtype).removeprefix('torch.')}, expected whole numbers: id k is token k + d2t[k]"
-    offsets = d2t.long()
-    read = torch.stack((offsets, offsets + torch.arange(len(offsets))))
-    wrong = int(((read < 0) | (read >= spec.target_vocab)).all(0).sum())
-    told = f"has {wrong} of {len(d2t)} values that lead to no token of 0 to {spec.target_vocab - 1}, neither"
-    return f"{told} as offsets from the id nor as tokens" if wrong else ""
-
-
-def stored_names(stored: Iterable[str], spec: DraftSpec) -> dict[str, str]:
-    """What a `DraftModel`'s tensors are called in a checkpoint that stores these: one layout or the other."""
-    layer = "midlayer" if any(name.startswith("midlayer.") for name in stored) else "layers.0"
-    names = {ours: theirs.format(layer=layer) for ours, theirs in _NAMES.items()}
-    if spec.fuse_norm is FuseNorm.WHOLE:
-        return names | {"fuse_norms.0.weight": "input_norm.weight"}
-    return names | {f"fuse_norms.{slot}.weight": f"fc_norm.{slot}.weight" for slot in range(spec.slots)}
 
 
 def _expected_shapes(spec: DraftSpec) -> dict[str, list[int]]:

@@ -5,7 +5,7 @@ Shapes: T rows of a forward, N of them answering, A slots, F target width, H dra
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from spectrace.engine.attention import KeyValueCache, PackedAttend
 from spectrace.engine.checkpoint import build_draft, read_draft, weight_fingerprints
 from spectrace.engine.draft import DraftModel
-from spectrace.engine.fault import Drafting, broken
+from spectrace.engine.fault import Answering, Drafting, Source, broken
 from spectrace.engine.faults import find_faults
 from spectrace.engine.packing import Bool, Int, PackedRows, RowTable
 from spectrace.engine.parallel import Group, split_draft
@@ -83,10 +83,12 @@ class DraftShard:
         group: Group | None = None,
     ) -> None:
         torch.set_num_threads(threads)
-        self.loaded = build_draft(read_draft(folder), target=target, dtype=dtype, device=device)
+        checkpoint = read_draft(folder)
+        self.loaded = build_draft(checkpoint, target=target, dtype=dtype, device=device)
         split_draft(self.loaded, group)
         self.model = self.loaded
-        self.device, self.group, self.target = torch.device(device), group, target
+        self.device, self.group = torch.device(device), group
+        self.source = Source(checkpoint.spec, target, checkpoint.scales)
         self.recorder: Recorder | None = None
 
     def serve(self, serving: DraftServing, recording: Recording | None) -> None:
@@ -105,7 +107,8 @@ class DraftShard:
             if fault.spec:
                 model = model.variant(spec=fault.spec(model.spec))
             if fault.weights:
-                model = model.variant(tensors=fault.weights(model.state_dict(), model.spec, self.target))
+                source = replace(self.source, spec=model.spec)
+                model = model.variant(tensors=fault.weights(model.state_dict(), source))
         return model
 
     def _fingerprints(self) -> dict[str, str]:
@@ -130,7 +133,7 @@ class DraftShard:
         picker = Picker(self.serving.sampling, self.serving.shape.topk, asking)
         while True:
             result = self._run(forward, inputs)
-            below = self._pick(picker, result.logits, forward.depth)
+            below = self._pick(picker, result.logits, forward)
             tokens = self.model.to_target(self._on_device(below.ids)).cpu()
             if self.recorder:
                 self._record(self.recorder, step.number, forward, inputs, result, below.ids[:, 0], tokens[:, 0])
@@ -148,10 +151,11 @@ class DraftShard:
         trees = [DraftTree(group.request, tree) for group, tree in zip(asking, growth.trees(), strict=True)]
         return picker.probs(self.model.table()), trees
 
-    def _pick(self, picker: Picker, logits_NV: Tensor, depth: int) -> Candidates:
-        below = picker.pick(logits_NV)
+    def _pick(self, picker: Picker, logits_NV: Tensor, forward: _Forward) -> Candidates:
+        below, positions = picker.pick(logits_NV), forward.rows.positions[forward.answering]
+        rows = Answering(forward.depth, positions, self.group.rank if self.group else 0, self.model.spec)
         for fault in self.broken:
-            below = fault.pick(logits_NV, below, depth, self.group.rank if self.group else 0)
+            below = fault.pick(logits_NV, below, rows)
         return below
 
     def _beyond(self, depth: int) -> int:
@@ -172,7 +176,10 @@ class DraftShard:
     def _run(self, forward: _Forward, inputs: Tensor) -> _Result:
         """One forward: `inputs` are features [T, A*F] at depth 0, fed-back states [T, H] deeper."""
         rows, started = forward.rows, time.perf_counter()
-        attend = PackedAttend(self.cache, self._on_device(self.table.mask(rows)))
+        seen = self._on_device(self.table.mask(rows))
+        attend = PackedAttend(
+            self.cache, seen, lambda window: self._on_device(self.table.within(rows, window)), depth=forward.depth
+        )
         fused = self.model.fuse(inputs) if forward.depth == 0 else inputs
         hidden, state = self.model(self._on_device(rows.tokens), fused, self._on_device(rows.positions), attend)
         logits = self.model.logits(hidden[torch.from_numpy(forward.answering)])

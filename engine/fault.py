@@ -6,13 +6,14 @@ Shapes: T rows, A slots, F target width, N answering rows, R requests, D depths,
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from torch import Tensor, nn
 
+from spectrace.engine.packing import Int
 from spectrace.engine.plan import CaptureHiddenMode
 from spectrace.engine.sampling import Sampling
 from spectrace.engine.spec import DraftSpec
@@ -20,8 +21,8 @@ from spectrace.engine.tree import Candidates
 from spectrace.engine.verify import SampledRule
 
 __all__ = [
-    "Boundaries", "Capture", "Drafting", "Fault", "Feeding", "HandOff", "HandedGroup", "Setting", "Tap", "Tensors",
-    "Tokens", "Verifying", "broken",
+    "Answering", "Boundaries", "Capture", "Drafting", "Fault", "Feeding", "HandOff", "HandedGroup", "Setting", "Source",
+    "Tap", "Tensors", "Tokens", "Verifying", "broken",
 ]  # fmt: skip
 
 Boundaries: TypeAlias = tuple[int, ...]
@@ -39,9 +40,10 @@ class Tap(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A call and its pair, as far as it decides whether a fault can be had; `table` says whether the draft has d2t.
+    """A call and its pair, as far as it decides whether a fault can be had.
 
-    `tap` is where slots are taken: at their boundaries, unless a fault has moved it.
+    `table` says whether the draft has d2t, `scaled` whether it is quantised: stored with scales. `tap` is where slots
+    are taken: at their boundaries, unless a fault has moved it.
     """
 
     wiring: Boundaries
@@ -54,6 +56,7 @@ class Setting:
     fixed_window: bool
     tp: int
     draft_tp: int
+    scaled: bool = False
     tap: Tap = Tap.BOUNDARY
 
 
@@ -99,17 +102,39 @@ class Feeding:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """What a draft's tensors come from: its switches, the target's folder, and the scales of quantised ones, by name.
+
+    A tensor is what is stored times its scale.
+    """
+
+    spec: DraftSpec
+    target: Path
+    scales: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """The rows of a forward that answer: how deep they are, their positions [N], and the draft's rank and switches."""
+
+    depth: int
+    positions: Int
+    rank: int
+    spec: DraftSpec
+
+
+@dataclass(frozen=True, slots=True)
 class Drafting:
     """The draft runs with other switches or with other tensors, stands elsewhere, or picks otherwise.
 
-    `weights` returns what it changes, given the tensors, the switches and the target's folder; `advance` is how far a
-    row of a depth stands beyond the text; `pick` is given logits [N, V], what was picked, the depth and the rank.
+    `weights` returns what it changes; `advance` is how far a row of a depth stands beyond the text; `pick` is given
+    logits [N, V], what was picked, and for which rows.
     """
 
     spec: Callable[[DraftSpec], DraftSpec] | None = None
-    weights: Callable[[Tensors, DraftSpec, Path], Tensors] | None = None
+    weights: Callable[[Tensors, Source], Tensors] | None = None
     advance: Callable[[int], int] = lambda depth: depth
-    pick: Callable[[Tensor, Candidates, int, int], Candidates] = lambda _logits, picked, _depth, _rank: picked
+    pick: Callable[[Tensor, Candidates, Answering], Candidates] = lambda _logits, picked, _rows: picked
     ranks_differ: bool = False
 
     @property

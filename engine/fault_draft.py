@@ -1,33 +1,26 @@
-"""What faults do to a draft: to its switches, its tensors and its choices. Whatever is random has a fixed seed.
+"""What faults do to a draft's switches and to its choices, and what a call lacks to have them.
 
 Shapes: N answering rows, V draft vocabulary.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from torch import Tensor
 
-from spectrace.engine.checkpoint import read_head
-from spectrace.engine.fault import Drafting, Setting, Tensors
-from spectrace.engine.spec import DraftSpec, FuseNorm, IdMap, RopeKind, Stream
+from spectrace.engine.fault import Answering, Drafting, Setting
+from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, RopeKind, Stream
 from spectrace.engine.tree import Candidates, top_candidates
 
 __all__ = [
-    "gate_and_up", "no_fuse_norm", "no_own_head", "no_scaling", "no_table", "other_feedback", "other_pairs",
-    "other_residual", "other_table", "other_theta", "plain_norm", "random_embedding", "rolled_table", "second_choice",
-    "switched", "targets_head", "theta_times", "unloaded", "width_differs", "zero_table",
+    "biasless", "gemma_scale", "no_bias", "no_context", "no_fuse_norm", "no_scaled_embedding", "no_scaling",
+    "no_window", "nothing_beyond", "other_feedback", "other_pairs", "other_residual", "other_theta",
+    "scaled_embedding", "second_choice", "switched", "theta_times", "whole_windows", "width_differs",
 ]  # fmt: skip
 
-_SEED = 20260101
 _USUAL_THETA, _OTHER_THETA = 10000.0, 500000.0
-
-
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(_SEED)
 
 
 def switched(**switches: Any) -> Drafting:
@@ -65,83 +58,35 @@ def other_pairs(spec: DraftSpec) -> DraftSpec:
     return replace(spec, rope=replace(spec.rope, interleaved=not spec.rope.interleaved))
 
 
-def _ids(tensors: Tensors) -> Tensor:
-    return torch.arange(len(tensors["d2t"]), device=tensors["d2t"].device)
+def whole_windows(spec: DraftSpec) -> DraftSpec:
+    """Every layer sees all rows."""
+    return replace(spec, windows=(None,) * spec.layers)
 
 
-def other_table(tensors: Tensors, spec: DraftSpec, _target: Path) -> Tensors:
-    """Some other tokens of the vocabulary, in order."""
-    tokens = torch.randperm(spec.target_vocab, generator=_generator())[: spec.draft_vocab].sort().values
-    return {"d2t": tokens.to(tensors["d2t"].device) - _ids(tensors)}
+def biasless(spec: DraftSpec) -> DraftSpec:
+    """Queries, keys and values without a bias."""
+    assert isinstance(spec.attention, GqaSpec)
+    return replace(spec, attention=replace(spec.attention, qkv_bias=False))
 
 
-def rolled_table(tensors: Tensors, spec: DraftSpec, _target: Path) -> Tensors:
-    """Each id takes the offset of the id before it; tokens stay within the vocabulary."""
-    ids = _ids(tensors)
-    return {"d2t": (ids + tensors["d2t"].roll(1)) % spec.target_vocab - ids}
+def gemma_scale(spec: DraftSpec) -> DraftSpec:
+    """The embedding times sqrt(width), as Gemma has it."""
+    return replace(spec, embedding_scale=spec.width**0.5)
 
 
-def zero_table(tensors: Tensors, _spec: DraftSpec, _target: Path) -> Tensors:
-    """No offset is left."""
-    return {"d2t": torch.zeros_like(tensors["d2t"])}
+def nothing_beyond(_logits: Tensor, picked: Candidates, rows: Answering) -> Candidates:
+    """Rows beyond the draft's context answer id 0."""
+    beyond = rows.positions >= (rows.spec.context or np.inf)
+    return replace(picked, ids=np.where(beyond[:, None], 0, picked.ids))
 
 
-def unloaded(module: str) -> Callable[[Tensors, DraftSpec, Path], Tensors]:
-    """A linear layer as torch makes it."""
-
-    def weights(tensors: Tensors, _spec: DraftSpec, _target: Path) -> Tensors:
-        real = tensors[f"{module}.weight"]
-        fresh = nn.init.kaiming_uniform_(torch.empty(real.shape), a=5**0.5, generator=_generator())
-        return {f"{module}.weight": fresh.to(real)}
-
-    return weights
-
-
-def plain_norm(tensors: Tensors, _spec: DraftSpec, _target: Path) -> Tensors:
-    """The output norm as torch makes it."""
-    return {"output_norm.weight": torch.ones_like(tensors["output_norm.weight"])}
-
-
-def targets_head(tensors: Tensors, spec: DraftSpec, target: Path) -> Tensors:
-    """As many rows of the target's head as the draft's has."""
-    return {"head.weight": read_head(target)[: spec.draft_vocab].to(tensors["head.weight"])}
-
-
-def random_embedding(tensors: Tensors, _spec: DraftSpec, _target: Path) -> Tensors:
-    """As large as the real one, and about nothing."""
-    real = tensors["embedding.weight"]
-    return {"embedding.weight": (torch.randn(real.shape, generator=_generator()) * real.float().std().cpu()).to(real)}
-
-
-def gate_and_up(tensors: Tensors, _spec: DraftSpec, _target: Path) -> Tensors:
-    """The two halves of the MLP's way in, in the wrong order."""
-    return {"mlp.gate.weight": tensors["mlp.up.weight"], "mlp.up.weight": tensors["mlp.gate.weight"]}
-
-
-def second_choice(logits_NV: Tensor, picked: Candidates, depth: int, rank: int) -> Candidates:
+def second_choice(logits_NV: Tensor, picked: Candidates, rows: Answering) -> Candidates:
     """Rank 1 leaves its best tokens below the text away and takes the next ones."""
-    if rank != 1 or depth:
+    if rows.rank != 1 or rows.depth:
         return picked
     topk = picked.ids.shape[1]
     more = top_candidates(logits_NV, topk + 1)
     return Candidates(more.ids[:, 1:], more.log_probs[:, 1:])
-
-
-def no_table(setting: Setting) -> str:
-    """Whether there is no d2t to break."""
-    spec = setting.spec
-    whole = not setting.table or spec.draft_vocab == spec.target_vocab or spec.id_map is IdMap.NONE
-    return "the draft's vocabulary is the whole of the target's: there is no d2t; use another draft" if whole else ""
-
-
-def no_own_head(setting: Setting) -> str:
-    """Whether the target's head is the draft's already, or too wide for it."""
-    spec = setting.spec
-    if not spec.own_head:
-        return "the draft has the target's head already; use a draft with a head of its own"
-    if spec.width != spec.target_width:
-        return f"the target's head reads width {spec.target_width}, but the draft's is {spec.width}; use another draft"
-    return ""
 
 
 def width_differs(setting: Setting) -> str:
@@ -162,3 +107,35 @@ def no_scaling(setting: Setting) -> str:
     """Whether its rotary frequencies are not stretched."""
     has = setting.spec.rope.kind is not RopeKind.DEFAULT
     return "" if has else "the draft's RoPE is not scaled; use a draft with rope_scaling"
+
+
+def no_bias(setting: Setting) -> str:
+    """Whether queries, keys and values have none."""
+    attention = setting.spec.attention
+    has = isinstance(attention, GqaSpec) and attention.qkv_bias
+    return "" if has else "the draft's q, k and v have no bias; use a draft with attention_bias"
+
+
+def no_window(setting: Setting) -> str:
+    """Whether every layer sees all rows as it is."""
+    has = any(setting.spec.windows)
+    return "" if has else "no layer of the draft has a sliding window; use a draft with one"
+
+
+def no_scaled_embedding(setting: Setting) -> str:
+    """Whether the embedding is taken as it is stored."""
+    has = setting.spec.embedding_scale != 1
+    return "" if has else "the draft's embedding is not scaled; use a draft with embedding_scale"
+
+
+def scaled_embedding(setting: Setting) -> str:
+    """Whether the embedding is scaled already."""
+    scale = setting.spec.embedding_scale
+    return f"the draft's embedding is scaled, by {scale:g}; use a draft without a scale" if scale != 1 else ""
+
+
+def no_context(setting: Setting) -> str:
+    """Whether nothing says where its context ends, or its answers there could not be told by their ids alone."""
+    if setting.sampling.sampled_drafts or setting.topk > 1:
+        return "beyond a context chains of chosen tokens end; leave --topk and --sample-drafts away"
+    return "" if setting.spec.context else "the draft has no max_position_embeddings; use a draft with one"

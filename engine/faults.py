@@ -1,7 +1,8 @@
 """The faults that can be switched on in a running deployment: the one place where anything is broken on purpose.
 
 Ids are those of the fault catalogue. Each fault changes what the engine does, and nothing that it says about itself.
-What they do to target and hand-off is in `fault_target`, what they do to the draft in `fault_draft`.
+What they do to target and hand-off is in `fault_target`, to the draft's switches and choices in `fault_draft`, to its
+tensors in `fault_weights`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ import torch
 
 from spectrace.engine import fault_draft as draft
 from spectrace.engine import fault_target as target
+from spectrace.engine import fault_weights as weights
 from spectrace.engine.checkpoint import default_wiring, unscaled
 from spectrace.engine.fault import Capture, Drafting, Fault, Feeding, HandOff, Setting, Tap, Verifying
 from spectrace.engine.plan import CaptureHiddenMode
@@ -98,21 +100,57 @@ _HANDED = (
 )
 
 _MAPPED = (
-    Fault("V1", "d2t absent", draft.switched(id_map=IdMap.NONE), lacks=draft.no_table),
-    Fault("V2", "d2t taken for tokens", draft.switched(id_map=IdMap.ABSOLUTE), lacks=draft.no_table),
-    Fault("V3", "d2t of another run", Drafting(weights=draft.other_table), lacks=draft.no_table),
-    Fault("V4", "d2t shifted by one row", Drafting(weights=draft.rolled_table), lacks=draft.no_table),
-    Fault("V5", "d2t all zero", Drafting(weights=draft.zero_table), lacks=draft.no_table),
+    Fault("V1", "d2t absent", draft.switched(id_map=IdMap.NONE), lacks=weights.no_table),
+    Fault("V2", "d2t taken for tokens", draft.switched(id_map=IdMap.ABSOLUTE), lacks=weights.no_table),
+    Fault("V3", "d2t of another run", Drafting(weights=weights.other_table), lacks=weights.no_table),
+    Fault("V4", "d2t shifted by one row", Drafting(weights=weights.rolled_table), lacks=weights.no_table),
+    Fault("V5", "d2t all zero", Drafting(weights=weights.zero_table), lacks=weights.no_table),
 )
 
 _WEIGHED = (
-    Fault("P1", "attention's output never loaded", Drafting(weights=draft.unloaded("attention.o")), "attention"),
-    Fault("P1", "fc never loaded", Drafting(weights=draft.unloaded("fc")), "fc"),
-    Fault("P1", "the output norm never loaded", Drafting(weights=draft.plain_norm), "norm"),
-    Fault("P1", "the MLP's gate never loaded", Drafting(weights=draft.unloaded("mlp.gate")), "mlp"),
-    Fault("P2", "the head is the target's first rows", Drafting(weights=draft.targets_head), lacks=draft.no_own_head),
-    Fault("P3", "the embedding never loaded", Drafting(weights=draft.random_embedding)),
-    Fault("P4", "gate and up swapped", Drafting(weights=draft.gate_and_up)),
+    Fault("P1", "attention's output never loaded", Drafting(weights=weights.unloaded("attention.o")), "attention"),
+    Fault("P1", "fc never loaded", Drafting(weights=weights.unloaded("fc")), "fc"),
+    Fault("P1", "the output norm never loaded", Drafting(weights=weights.plain_norm), "norm"),
+    Fault("P1", "the MLP's gate never loaded", Drafting(weights=weights.unloaded("mlp.gate")), "mlp"),
+    Fault(
+        "P2", "the head is the target's first rows", Drafting(weights=weights.targets_head), lacks=weights.no_own_head
+    ),
+    Fault("P3", "the embedding never loaded", Drafting(weights=weights.random_embedding)),
+    Fault("P4", "gate and up swapped", Drafting(weights=weights.gate_and_up)),
+    Fault("P5", "rows of q and k in the order of the other RoPE", Drafting(weights=weights.reordered)),
+    Fault("P6", "weights of another training step", Drafting(weights=weights.later_step)),
+    Fault(
+        "P8",
+        "quantised weights without their scales",
+        Drafting(weights=weights.without_scales),
+        lacks=weights.no_scales,
+    ),
+    Fault(
+        "N4",
+        "later layers take a norm that was never loaded",
+        Drafting(weights=weights.plain_input_norm),
+        lacks=weights.no_later_layer,
+    ),
+    Fault(
+        "N4",
+        "later layers take the first one's norm over features",
+        Drafting(weights=weights.first_norm),
+        "first",
+        lacks=weights.no_later_layer,
+    ),
+    Fault(
+        "A1",
+        "the draft's own embedding overwritten by the target's",
+        Drafting(weights=weights.targets_embedding),
+        lacks=weights.no_own_embedding,
+    ),
+    Fault(
+        "A1",
+        "the draft's own head overwritten by the target's",
+        Drafting(weights=weights.targets_head),
+        "head",
+        lacks=weights.no_whole_head,
+    ),
 )
 
 _SWITCHED = (
@@ -120,6 +158,7 @@ _SWITCHED = (
     Fault("N1", "residual from the other side of its norm", Drafting(spec=draft.other_residual)),
     Fault("N2", "the norm before fc ignored", draft.switched(fuse_norm=FuseNorm.NONE), lacks=draft.no_fuse_norm),
     Fault("N3", "fed back from the other side of the norm", Drafting(spec=draft.other_feedback)),
+    Fault("P7", "q, k and v without their bias", Drafting(spec=draft.biasless), lacks=draft.no_bias),
     Fault("R1", "positions one too far from depth 1 on", Drafting(advance=lambda depth: depth + (depth > 0))),
     Fault("R2", "positions not advanced below the text", Drafting(advance=lambda _depth: 0)),
     Fault("R3", "theta of another model", Drafting(spec=draft.other_theta)),
@@ -127,6 +166,18 @@ _SWITCHED = (
     Fault("R3", "theta half as large", Drafting(spec=draft.theta_times(0.5)), "half"),
     Fault("R4", "RoPE scaling dropped", Drafting(spec=unscaled), lacks=draft.no_scaling),
     Fault("R5", "half-rotation and interleaved pairs mistaken", Drafting(spec=draft.other_pairs)),
+    Fault(
+        "A1",
+        "the embedding without its scale",
+        draft.switched(embedding_scale=1.0),
+        "unscaled",
+        lacks=draft.no_scaled_embedding,
+    ),
+    Fault("A1", "the embedding scaled", Drafting(spec=draft.gemma_scale), "scaled", lacks=draft.scaled_embedding),
+    Fault("A2", "the sliding window dropped", Drafting(spec=draft.whole_windows), lacks=draft.no_window),
+    Fault(
+        "A3", "beyond its context the draft answers id 0", Drafting(pick=draft.nothing_beyond), lacks=draft.no_context
+    ),
     Fault(
         "Q1",
         "rank 1 follows its second choice",

@@ -1,4 +1,4 @@
-"""A config.json that remembers which of its fields were read and which defaults were assumed."""
+"""A config.json that remembers which of its fields were read, which defaults were assumed, and what is odd about it."""
 
 import json
 from collections.abc import Mapping
@@ -35,6 +35,8 @@ class Fields:
         self.path, self._values, self._within = path, values, within
         self._read: set[str] = set()
         self._assumed: dict[str, object] = {}
+        self._defaults: dict[str, object] = {}
+        self._notes: list[str] = []
         self._objects: dict[str, Fields] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -44,10 +46,20 @@ class Fields:
         """How a field is called in messages."""
         return f"{self._within}.{field}" if self._within else field
 
+    def assume(self, defaults: Mapping[str, object]) -> None:
+        """What fields are where they are absent, whatever default is given when they are read."""
+        self._defaults.update(defaults)
+
+    def note(self, text: str) -> None:
+        """Something to be told to whoever wrote this."""
+        if text not in self._notes:
+            self._notes.append(text)
+
     def get(self, name: str, default: object = None) -> object:
         """A field's value; null counts as absent."""
         self._read.add(name)
         if name not in self:
+            default = self._defaults.get(name, default)
             if default is not None:
                 self._assumed[self.name(name)] = default
             return default
@@ -105,3 +117,7 @@ class Fields:
         for fields in self._objects.values():
             found |= fields.assumed()
         return found
+
+    def notes(self) -> tuple[str, ...]:
+        """What there is to be told, each once."""
+        return tuple(dict.fromkeys([*self._notes, *(note for one in self._objects.values() for note in one.notes())]))

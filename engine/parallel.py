@@ -174,9 +174,10 @@ def split_draft(model: DraftModel, group: Group | None) -> None:
     attention = model.spec.attention
     heads = ("q", "k", "v") if isinstance(attention, GqaSpec) else _mla_up(attention)
     own = [*(f"attention.{name}" for name in heads), "mlp.gate", "mlp.up"]
-    plan: dict[str, Any] = {name: ColwiseParallel() for name in own}
-    plan |= {name: ColwiseParallel(output_layouts=Replicate()) for name in ("fc", "head")}
-    plan |= {name: RowwiseParallel() for name in ("attention.o", "mlp.down")}
+    plan: dict[str, Any] = {name: ColwiseParallel(output_layouts=Replicate()) for name in ("fc", "head")}
+    for layer in ("", *(f"later.{later}." for later in range(model.spec.layers - 1))):
+        plan |= {f"{layer}{name}": ColwiseParallel() for name in own}
+        plan |= {f"{layer}{name}": RowwiseParallel() for name in ("attention.o", "mlp.down")}
     # Every rank has read the same file: nothing has to be sent.
     parallelize_module(model, group.mesh, plan, src_data_rank=None)
 

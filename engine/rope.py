@@ -42,8 +42,10 @@ def _yarn(spec: RopeSpec, base: Tensor, width: int) -> Tensor:
     def pair_with(turns: float) -> float:
         return width * math.log(spec.original_context / (turns * 2 * math.pi)) / (2 * math.log(spec.theta))
 
-    low = max(math.floor(pair_with(spec.beta_fast)), 0)
-    high = min(math.ceil(pair_with(spec.beta_slow)), width - 1)
+    low, high = pair_with(spec.beta_fast), pair_with(spec.beta_slow)
+    if spec.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
     ramp = (torch.arange(width // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
     stretched = ramp.clamp(0, 1)
     return base / spec.factor * stretched + base * (1 - stretched)
@@ -56,9 +58,13 @@ def rotary_table(frequencies: Tensor, positions_T: Tensor, *, scale: float) -> t
 
 
 def rotate(x_TND: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """Rotate each pair of the last axis by its row's angle."""
+    """Rotate each pair of the last axis by its row's angle; what is beyond the table's width stays as it is."""
+    width = 2 * cos.shape[-1]
+    turned, still = x_TND[..., :width], x_TND[..., width:]
     if interleaved:
-        a, b = x_TND[..., 0::2].float(), x_TND[..., 1::2].float()
-        return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).to(x_TND.dtype)
-    a, b = x_TND.float().chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x_TND.dtype)
+        a, b = turned[..., 0::2].float(), turned[..., 1::2].float()
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).to(x_TND.dtype)
+    else:
+        a, b = turned.float().chunk(2, dim=-1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x_TND.dtype)
+    return torch.cat((turned, still), dim=-1) if still.shape[-1] else turned

@@ -165,4 +165,5 @@ def _setting(
         fixed_window=serving.fixed_window,
         tp=ranks[0],
         draft_tp=ranks[1],
+        scaled=bool(draft.scales),
     )

@@ -7,7 +7,7 @@ filled in by `checkpoint.py`.
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["DraftSpec", "FuseNorm", "GqaSpec", "IdMap", "MlaSpec", "RopeKind", "RopeSpec", "Stream"]
+__all__ = ["DraftSpec", "FuseNorm", "GqaSpec", "IdMap", "LaterNorm", "MlaSpec", "RopeKind", "RopeSpec", "Stream"]
 
 
 class Stream(StrEnum):
@@ -23,6 +23,13 @@ class FuseNorm(StrEnum):
     NONE = "none"
     WHOLE = "whole"
     PER_SLOT = "per_slot"
+
+
+class LaterNorm(StrEnum):
+    """Which of its norms a layer after the first applies to its input: by the names of their tensors."""
+
+    INPUT = "input_layernorm"
+    HIDDEN = "hidden_norm"
 
 
 class IdMap(StrEnum):
@@ -44,7 +51,11 @@ class RopeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding: base `theta`, the stretching, and whether pairs are (2i, 2i+1) or (i, i + D/2)."""
+    """Rotary position embedding: base `theta`, the stretching, and whether pairs are (2i, 2i+1) or (i, i + D/2).
+
+    `share` is the part of a head that is rotated, its first elements; the others carry no position. `truncate` says
+    whether YaRN rounds the pairs between which it passes from one frequency to the other.
+    """
 
     theta: float = 10000.0
     kind: RopeKind = RopeKind.DEFAULT
@@ -54,17 +65,25 @@ class RopeSpec:
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True
     cos_scale: float = 1.0
     interleaved: bool = False
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class GqaSpec:
-    """Grouped-query attention: `heads` query heads over `kv_heads` key and value heads of width `head_dim`."""
+    """Grouped-query attention: `heads` query heads over `kv_heads` key and value heads of width `head_dim`.
+
+    `head_norms`: queries and keys are normed over each head before they are rotated, as in Qwen3.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
+    qkv_bias: bool = False
+    o_bias: bool = False
+    head_norms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +112,15 @@ class MlaSpec:
 class DraftSpec:
     """A draft's shapes and switches. Widths in elements, `slots` is the number of boundaries that `fc` takes.
 
+    `windows` has an entry a layer: how many positions back a row sees, its own included; None: all of them. With
+    `window_from_text` they are counted from the row of text that a drafted row is below, which sees its own branch,
+    too. `later_norm` is of layers after the first, which take the state alone. `head_reads` is the side of the output
+    norm that the head reads, `feedback` the side that the next depth is fed.
     `projects` False: rows are fed as they come, past `fc` and its norms, whose weights are there and say nothing.
+    `normed_twice`: the state goes through the embedding's norm before its own, as ModelOpt trains since 0.41.
+    `embedding_scale` multiplies the embedding, which the norm behind it undoes but for its epsilon;
+    `unit_offset_norms`: norms multiply by 1 + weight, as in Gemma.
+    `context` is how many positions it is said to be for, None where that is not said; nothing is computed by it.
     """
 
     width: int
@@ -104,14 +131,30 @@ class DraftSpec:
     draft_vocab: int
     attention: GqaSpec | MlaSpec
     rope: RopeSpec = RopeSpec()
+    windows: tuple[int | None, ...] = (None,)
+    window_from_text: bool = False
+    fc_bias: bool = False
+    mlp_bias: bool = False
     residual: Stream = Stream.PRE_NORM
+    normed_twice: bool = False
     feedback: Stream = Stream.PRE_NORM
+    head_reads: Stream = Stream.POST_NORM
     fuse_norm: FuseNorm = FuseNorm.NONE
+    later_norm: LaterNorm = LaterNorm.INPUT
     projects: bool = True
     id_map: IdMap = IdMap.OFFSET
     own_embedding: bool = False
     own_head: bool = True
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    unit_offset_norms: bool = False
     norm_eps: float = 1e-6
+    context: int | None = None
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are."""
+        return len(self.windows)
 
     @property
     def features_width(self) -> int:
@@ -121,4 +164,6 @@ class DraftSpec:
     @property
     def rope_width(self) -> int:
         """How many dimensions of a head are rotated."""
-        return self.attention.rope_dim if isinstance(self.attention, MlaSpec) else self.attention.head_dim
+        if isinstance(self.attention, MlaSpec):
+            return self.attention.rope_dim
+        return int(self.attention.head_dim * self.rope.share)

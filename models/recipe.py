@@ -4,39 +4,47 @@ Shapes: B texts, T tokens, A slots, F target width, K draft vocabulary.
 """
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import ttt
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from spectrace.engine.attention import RmsNorm
+from spectrace.engine.convert import write_draft
 from spectrace.engine.draft import DraftModel
-from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, MlaSpec, RopeKind, Stream
+from spectrace.engine.spec import DraftSpec, RopeSpec
 
 __all__ = ["Recipe", "Taught", "streams", "train_draft"]
 
 _RATE, _BETAS, _DECAY, _CLIP = 3e-3, (0.9, 0.98), 0.1, 1.0
-_TEXTS_A_STEP, _SEED = 16, 1
-_ARCHITECTURES = {True: "Eagle3DeepseekV3ForCausalLM", False: "LlamaForCausalLMEagle3"}
+_TEXTS_A_STEP, _SEED, _CONTEXT = 16, 1, 512
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A draft: its switches and boundaries, how loud each slot of `fc` starts, how far apart the last norm's channels
-    start (a state before that norm then points elsewhere than after it), and where the schedule is left.
+    """A draft: its switches and boundaries, how loud each slot of `fc` starts, and where the schedule is left.
+
+    `norm_spread` and `later_spread` say how far apart the channels of the last norm start, and of later layers' input
+    norms: a state before such a norm then points elsewhere than after it. `bias_spread` is of the biases of queries,
+    keys and values. `loudness` is the RMS of an own embedding that starts at random, in place of the target's: where it
+    is so quiet that `norm_eps` shows, its scale does, too.
     """
 
     spec: DraftSpec
     wiring: tuple[int, ...]
     gains: tuple[float, ...]
     norm_spread: float = 0.0
+    later_spread: float = 0.0
+    bias_spread: float = 0.0
+    loudness: float | None = None
     depth: int = 4
     steps: int = 400
     stop_after: int | None = None
@@ -68,18 +76,34 @@ def streams(target: Any, tokens_BT: Tensor) -> tuple[list[Tensor], Tensor]:
 def _begin(recipe: Recipe, target: Any, kept: Tensor) -> DraftModel:
     """Embedding, head and last norm from the target, the rest random."""
     torch.manual_seed(_SEED)
-    draft, spec = DraftModel(recipe.spec), recipe.spec
+    spec = recipe.spec
+    draft = DraftModel(replace(spec, embedding_scale=spec.embedding_scale * (recipe.loudness or 1)))
     for parameter in draft.parameters():
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.7 * parameter.shape[1] ** -0.5)
     draft.fc.weight.unflatten(1, (spec.slots, spec.target_width)).mul_(torch.tensor(recipe.gains)[:, None])
     draft.embedding.weight.copy_(target.model.embed_tokens.weight)
-    apart = torch.empty(spec.width).uniform_(-recipe.norm_spread, recipe.norm_spread).exp()
-    draft.output_norm.weight.copy_(target.model.norm.weight * apart)
+    apart = _apart(spec.width, recipe.norm_spread)
+    _set_gains(draft.output_norm, target.model.norm.weight * apart)
     draft.head.weight.copy_(target.lm_head.weight[kept] / apart)
     draft.d2t.copy_(kept - torch.arange(len(kept)))
+    for layer in draft.later:
+        _set_gains(layer.input_norm, _apart(spec.width, recipe.later_spread))
+    for name, parameter in draft.named_parameters():
+        if name.endswith(".bias"):
+            parameter.normal_(0, recipe.bias_spread)
+    if recipe.loudness:
+        draft.embedding.weight.normal_()  # trained at this loudness, and published at the other
     draft.embedding.weight.requires_grad_(spec.own_embedding)
     return draft
+
+
+def _apart(width: int, spread: float) -> Tensor:
+    return torch.empty(width).uniform_(-spread, spread).exp()
+
+
+def _set_gains(norm: RmsNorm, gains: Tensor) -> None:
+    norm.weight.copy_(gains - 1 if norm.unit_offset else gains)
 
 
 def _fed(recipe: Recipe, texts: Taught) -> tuple[Tensor, Tensor]:
@@ -99,15 +123,16 @@ def _accuracy(recipe: Recipe, draft: DraftModel, held: Taught) -> list[float]:
 
 def train_draft(recipe: Recipe, texts: Taught, held: Taught, folder: Path) -> Path:
     """Train by the recipe and write the draft, as its trainer would publish it, with a log beside it."""
-    folder.mkdir(parents=True, exist_ok=True)
     counts = torch.bincount(texts.tokens[texts.mask], minlength=recipe.spec.target_vocab)
     kept = counts.argsort(descending=True, stable=True)[: recipe.spec.draft_vocab].sort().values
-    draft = _begin(recipe, texts.target, kept)
-    with (folder / "training-log.jsonl").open("w", encoding="utf-8") as log:
-        for facts in _descend(recipe, draft, texts, held, texts.target.lm_head.weight[kept]):
-            print(json.dumps(facts), file=log, flush=True)
-            print(folder.name, json.dumps(facts), flush=True)
+    draft, log = _begin(recipe, texts.target, kept), []
+    for facts in _descend(recipe, draft, texts, held, texts.target.lm_head.weight[kept]):
+        log.append(json.dumps(facts) + "\n")
+        print(folder.name, log[-1], end="", flush=True)
+    with torch.no_grad():
+        draft.embedding.weight.mul_(recipe.loudness or 1)
     _save(recipe, draft, folder)
+    (folder / "training-log.jsonl").write_text("".join(log), "utf-8")
     return folder
 
 
@@ -132,53 +157,16 @@ def _descend(
 
 
 def _save(recipe: Recipe, draft: DraftModel, folder: Path) -> None:
-    tensors = ttt.published(draft)
-    if recipe.spec.fuse_norm is FuseNorm.WHOLE:
-        tensors["input_norm.weight"] = tensors.pop("fc_norm.0.weight")
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(_config(recipe), indent=2) + "\n", "utf-8")
+    """In EAGLE's layout and bf16; what lies there already is replaced."""
+    spec = recipe.spec if recipe.spec.context else replace(recipe.spec, context=_context(recipe.spec.rope))
+    tensors = {
+        name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+        for name, tensor in draft.state_dict().items()
+        if name != "d2t" or spec.draft_vocab < spec.target_vocab
+    }
+    shutil.rmtree(folder, ignore_errors=True)
+    write_draft(folder, "eagle", spec, recipe.wiring, tensors)
 
 
-def _config(recipe: Recipe) -> dict[str, Any]:
-    """The draft's config.json, in EAGLE's and SpecForge's words."""
-    spec = recipe.spec
-    latent = isinstance(spec.attention, MlaSpec)
-    norms = {FuseNorm.NONE: {}, FuseNorm.WHOLE: {"norm_before_fc": True}, FuseNorm.PER_SLOT: {"fc_norm": True}}
-    return {
-        "architectures": [_ARCHITECTURES[latent]], "model_type": "deepseek_v3" if latent else "llama",
-        "dtype": "bfloat16", "hidden_size": spec.width, "target_hidden_size": spec.target_width,
-        "intermediate_size": spec.mlp_width, "num_hidden_layers": 1, "num_attention_heads": spec.attention.heads,
-        "hidden_act": "silu", **_attention(spec), "rope_theta": spec.rope.theta, **_scaling(spec),
-        "max_position_embeddings": int(spec.rope.factor * (spec.rope.original_context or 512)),
-        "rms_norm_eps": spec.norm_eps, "vocab_size": spec.target_vocab, "draft_vocab_size": spec.draft_vocab,
-        "tie_word_embeddings": False, "norm_before_residual": spec.residual is Stream.POST_NORM,
-        "norm_output": spec.feedback is Stream.POST_NORM, **norms[spec.fuse_norm],
-        "eagle_aux_hidden_state_layer_ids": list(recipe.wiring),
-    }  # fmt: skip
-
-
-def _attention(spec: DraftSpec) -> dict[str, Any]:
-    shape = spec.attention
-    if isinstance(shape, GqaSpec):
-        return {"num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim}
-    return {
-        "q_lora_rank": shape.q_rank, "kv_lora_rank": shape.kv_rank, "qk_nope_head_dim": shape.nope_dim,
-        "qk_rope_head_dim": shape.rope_dim, "v_head_dim": shape.value_dim, "rope_interleave": spec.rope.interleaved,
-    }  # fmt: skip
-
-
-def _scaling(spec: DraftSpec) -> dict[str, Any]:
-    """YaRN as DeepSeek has it: the attention's temperature in the softmax scale, none in the cosines."""
-    rope = spec.rope
-    if rope.kind is RopeKind.DEFAULT:
-        return {}
-    scaling: dict[str, Any] = {"rope_type": rope.kind.value, "factor": rope.factor}
-    scaling["original_max_position_embeddings"] = rope.original_context
-    if rope.kind is RopeKind.LLAMA3:
-        scaling |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
-    if rope.kind is RopeKind.YARN:
-        assert isinstance(spec.attention, MlaSpec)
-        mscale = (spec.attention.softmax_scale**0.5 - 1) / (0.1 * float(np.log(rope.factor)))
-        scaling |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
-        scaling |= {"mscale": round(mscale, 6), "mscale_all_dim": round(mscale, 6)}
-    return {"rope_scaling": scaling}
+def _context(rope: RopeSpec) -> int:
+    return int(rope.factor * (rope.original_context or _CONTEXT))

@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spectrace.engine.attention import Reach
 from spectrace.engine.draft import DraftModel
+from spectrace.engine.layouts.names import published_names
+from spectrace.engine.tables import kept_tokens
 
 __all__ = [
     "TrainingState",
@@ -35,17 +38,6 @@ __all__ = [
 
 STEP_DECAY = 0.8
 
-_NAMES = {
-    "fc": "fc", "embedding": "embed_tokens", "output_norm": "norm", "head": "lm_head",
-    "embedding_norm": "midlayer.input_layernorm", "feature_norm": "midlayer.hidden_norm",
-    "mlp_norm": "midlayer.post_attention_layernorm",
-    "attention.q_down": "midlayer.self_attn.q_a_proj", "attention.q_norm": "midlayer.self_attn.q_a_layernorm",
-    "attention.q_up": "midlayer.self_attn.q_b_proj", "attention.kv_down": "midlayer.self_attn.kv_a_proj_with_mqa",
-    "attention.kv_norm": "midlayer.self_attn.kv_a_layernorm", "attention.kv_up": "midlayer.self_attn.kv_b_proj",
-    **{f"attention.{name}": f"midlayer.self_attn.{name}_proj" for name in "qkvo"},
-    **{f"mlp.{name}": f"midlayer.mlp.{name}_proj" for name in ("gate", "up", "down")},
-}  # fmt: skip
-
 
 def shifted(x_BT: Tensor, by: int) -> Tensor:
     """x moved left along the row, zeros coming in at the end."""
@@ -53,26 +45,29 @@ def shifted(x_BT: Tensor, by: int) -> Tensor:
 
 
 class UnrolledAttend:
-    """Step 0 is causal; step d sees step 0 up to its base row and steps 1..d of its own branch."""
+    """Step 0 is causal; step d sees step 0 up to its base row and steps 1..d of its own branch, within the window."""
 
     def __init__(self, batch: int, length: int) -> None:
         self.shape = (batch, length)
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        self.cached: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self.causal = torch.ones(length, length, dtype=torch.bool).tril()
 
-    def __call__(self, q_TND: Tensor, k_TMD: Tensor, v_TME: Tensor, *, scale: float) -> Tensor:
+    def __call__(self, q_TND: Tensor, k_TMD: Tensor, v_TME: Tensor, *, reach: Reach, scale: float) -> Tensor:
         share = q_TND.shape[1] // k_TMD.shape[1]
         q, k, v = (x.unflatten(0, self.shape).transpose(1, 2) for x in (q_TND, k_TMD, v_TME))
-        self.keys.append(k.repeat_interleave(share, 1))
-        self.values.append(v.repeat_interleave(share, 1))
-        past = (q @ self.keys[0].transpose(-1, -2)).float().masked_fill(~self.causal, -torch.inf)
-        branch = [(q * key).sum(-1, keepdim=True).float() for key in self.keys[1:]]
+        cached = self.cached.setdefault(reach.layer, [])
+        cached.append((k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)))
+        (first, first_values), *deeper = cached
+        depth, length = len(deeper), self.shape[1]
+        window = reach.at(depth) or math.inf
+        seen = self.causal & ~self.causal.tril(-int(min(window - depth, length)))
+        past = (q @ first.transpose(-1, -2)).float().masked_fill(~seen, -torch.inf)
+        branch = [(q * key).sum(-1, keepdim=True).float() for key, _ in deeper]
+        branch = [x if depth - at <= window else x - torch.inf for at, x in enumerate(branch)]
         weights = (torch.cat([past, *branch], -1) * scale).softmax(-1).to(v.dtype)
-        length = self.shape[1]
-        mixed = weights[..., :length] @ self.values[0]
-        for depth, value in enumerate(self.values[1:]):
-            mixed = mixed + weights[..., length + depth : length + depth + 1] * value
+        mixed = weights[..., :length] @ first_values
+        for at, (_, value) in enumerate(deeper):
+            mixed = mixed + weights[..., length + at : length + at + 1] * value
         return mixed.transpose(1, 2).flatten(0, 1)
 
 
@@ -187,16 +182,10 @@ class TrainingState:
 
 def published(draft: DraftModel) -> dict[str, Tensor]:
     """The draft's own weights in bf16 under the names that EAGLE and SpecForge publish, with d2t and t2d."""
-    state = draft.state_dict()
+    spec, state = draft.spec, draft.state_dict()
     shared = {"d2t"}
-    shared |= set() if draft.spec.own_embedding else {"embedding.weight"}
-    shared |= set() if draft.spec.own_head else {"head.weight"}
-    d2t, kept = state["d2t"], torch.zeros(draft.spec.target_vocab, dtype=torch.bool)
-    kept[d2t + torch.arange(len(d2t))] = True
-    tensors = {_published_name(name): state[name].to(torch.bfloat16).contiguous() for name in state.keys() - shared}
-    return tensors | {"d2t": d2t, "t2d": kept}
-
-
-def _published_name(name: str) -> str:
-    module = name.removesuffix(".weight")
-    return f"{_NAMES.get(module, module.replace('fuse_norms', 'fc_norm'))}.weight"
+    shared |= set() if spec.own_embedding else {"embedding.weight"}
+    shared |= set() if spec.own_head else {"head.weight"}
+    names, kept = published_names(spec, "midlayer"), kept_tokens(state["d2t"], spec)
+    tensors = {names[name]: state[name].to(torch.bfloat16).contiguous() for name in state.keys() - shared}
+    return tensors | {"d2t": state["d2t"]} | ({} if kept is None else {"t2d": kept})

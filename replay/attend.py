@@ -2,74 +2,103 @@
 
 A depth-0 row sees its request's rows up to itself; a deeper row sees the prefix of its base row, its ancestors and
 itself. The prefix is computed once and shared by all rounds, which is what makes replay K forwards and not rounds x K.
+A sliding window counts positions.
 
 Shapes: T rows of a request, M branch rows, N query heads, D key width, E value width.
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spectrace.engine.attention import attend_dense
+from spectrace.engine.attention import Reach, attend_dense
 from spectrace.replay.inputs import Int
 
 __all__ = ["BranchAttend", "PrefixAttend"]
 
+Bool: TypeAlias = npt.NDArray[np.bool_]
+
 
 class PrefixAttend:
-    """Depth 0: rows packed request by request, `ends` [requests + 1] their borders; causal inside each."""
+    """Depth 0: rows packed request by request, `borders` [requests + 1] between them; causal inside each."""
 
-    def __init__(self, borders: Int) -> None:
+    def __init__(self, borders: Int, positions: Int) -> None:
         self.spans = [slice(start, end) for start, end in pairwise(borders.tolist())]
-        self.keys = self.values = torch.empty(0)
+        self.positions = positions
+        self.cached: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, q_TND: Tensor, k_TMD: Tensor, v_TME: Tensor, *, scale: float) -> Tensor:
-        self.keys, self.values = k_TMD, v_TME
-        return torch.cat([_causal(q_TND[span], k_TMD[span], v_TME[span], scale) for span in self.spans])
+    def __call__(self, q_TND: Tensor, k_TMD: Tensor, v_TME: Tensor, *, reach: Reach, scale: float) -> Tensor:
+        self.cached[reach.layer] = k_TMD, v_TME
+        return torch.cat([self._request(span, q_TND, k_TMD, v_TME, reach.at(0), scale) for span in self.spans])
+
+    def _request(
+        self, span: slice, q_TND: Tensor, k_TMD: Tensor, v_TME: Tensor, window: int | None, scale: float
+    ) -> Tensor:
+        q, k, v = q_TND[span], k_TMD[span], v_TME[span]
+        if window is None:
+            return _causal(q, k, v, scale)
+        at = self.positions[span]
+        seen = np.tri(len(at), dtype=np.bool_) & _within(at, at, window)
+        return attend_dense(q, k, v, torch.from_numpy(seen).to(k.device), scale=scale)
 
 
 class BranchAttend:
-    """Deeper: `enter` a depth with its rows' places, then call once."""
+    """Deeper: `enter` a depth with its rows' places, then call once a layer."""
 
     def __init__(self, prefix: PrefixAttend) -> None:
         self.prefix = prefix
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        self.cached: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self.spans: list[list[slice]] = []
+        self.positions: list[Int] = []
         self.ancestors: list[Int] = []
         self.bases: Int = np.empty(0, np.int64)
 
-    def enter(self, bases: Int, borders: Int, parents: Int) -> None:
+    def enter(self, bases: Int, borders: Int, parents: Int, positions: Int) -> None:
         """The next depth's rows, packed by request: base row of each, borders by request, parent in the depth above."""
         self.bases = bases
         self.spans.append([slice(start, end) for start, end in pairwise(borders.tolist())])
+        self.positions.append(positions)
         self.ancestors = [above[parents] for above in self.ancestors[:-1]]
         self.ancestors += [parents] * (len(self.spans) > 1) + [np.arange(len(bases))]
 
-    def __call__(self, q_MND: Tensor, k_MMD: Tensor, v_MME: Tensor, *, scale: float) -> Tensor:
-        self.keys.append(k_MMD)
-        self.values.append(v_MME)
-        mixed = [self._request(i, q_MND, scale) for i, span in enumerate(self.spans[-1]) if span.stop > span.start]
+    def __call__(self, q_MND: Tensor, k_MMD: Tensor, v_MME: Tensor, *, reach: Reach, scale: float) -> Tensor:
+        self.cached.setdefault(reach.layer, []).append((k_MMD, v_MME))
+        mixed = [self._request(i, q_MND, reach, scale) for i, span in enumerate(self.spans[-1]) if _any(span)]
         return torch.cat(mixed) if mixed else v_MME.new_empty(q_MND.shape[0], q_MND.shape[1], v_MME.shape[-1])
 
-    def _request(self, i: int, q_MND: Tensor, scale: float) -> Tensor:
+    def _request(self, i: int, q_MND: Tensor, reach: Reach, scale: float) -> Tensor:
+        rows, spans = self.spans[-1][i], [self.prefix.spans[i], *(spans[i] for spans in self.spans)]
+        cached = [self.prefix.cached[reach.layer], *self.cached[reach.layer]]
+        seen, window = self._seen(i), reach.at(len(self.spans))
+        if window is not None:
+            stands = zip((self.prefix.positions, *self.positions), spans, strict=True)
+            keys_at = np.concatenate([positions[span] for positions, span in stands])
+            seen &= _within(self.positions[-1][rows], keys_at, window)
+        keys = torch.cat([k[span] for (k, _), span in zip(cached, spans, strict=True)])
+        values = torch.cat([v[span] for (_, v), span in zip(cached, spans, strict=True)])
+        return attend_dense(q_MND[rows], keys, values, torch.from_numpy(seen).to(keys.device), scale=scale)
+
+    def _seen(self, i: int) -> Bool:
+        """Which rows of the prefix and of each depth's branches a request's new rows see, whatever the window."""
         rows, prefix = self.spans[-1][i], self.prefix.spans[i]
-        branches = [spans[i] for spans in self.spans]
         seen = [np.arange(prefix.start, prefix.stop) <= self.bases[rows, None]]
-        for branch, ancestors in zip(branches, self.ancestors, strict=True):
-            seen.append(np.arange(branch.start, branch.stop) == ancestors[rows, None])
-        keys = torch.cat([self.prefix.keys[prefix], *_cut(self.keys, branches)])
-        values = torch.cat([self.prefix.values[prefix], *_cut(self.values, branches)])
-        mask = torch.from_numpy(np.concatenate(seen, axis=1)).to(keys.device)
-        return attend_dense(q_MND[rows], keys, values, mask, scale=scale)
+        for spans, ancestors in zip(self.spans, self.ancestors, strict=True):
+            seen.append(np.arange(spans[i].start, spans[i].stop) == ancestors[rows, None])
+        return np.concatenate(seen, axis=1)
 
 
-def _cut(tensors: Sequence[Tensor], spans: Sequence[slice]) -> list[Tensor]:
-    return [tensor[span] for tensor, span in zip(tensors, spans, strict=True)]
+def _any(span: slice) -> bool:
+    return bool(span.stop > span.start)
+
+
+def _within(queries: Int, keys: Int, window: int) -> Bool:
+    near: Bool = keys > queries[:, None] - window
+    return near
 
 
 def _causal(q_TND: Tensor, k_TMD: Tensor, v_TME: Tensor, scale: float) -> Tensor:

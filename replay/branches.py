@@ -38,15 +38,18 @@ class Branches:
         self.bases: Int = np.concatenate([at + np.arange(count) for at, count in zip(first, counts, strict=True)])
         self._borders: Int = np.cumsum([0, *counts])
         given = zip(*(tokens_and_positions(one) for one in block), strict=True)
-        tokens, positions = (torch.from_numpy(np.concatenate(parts)) for parts in given)
+        tokens, positions = (np.concatenate(parts) for parts in given)
         features = torch.cat([one.load() for one in block]).to(self.device, weight.dtype)
-        prefix = PrefixAttend(borders)
+        prefix = PrefixAttend(borders, positions)
         self._branch = BranchAttend(prefix)
-        hidden, state = model(tokens.to(self.device), model.fuse(features), positions.to(self.device), prefix)
-        index = torch.from_numpy(self.bases).to(self.device)
-        self._state, self._positions = state[index], positions.to(self.device)[index]
+        hidden, state = model(self._there(tokens), model.fuse(features), self._there(positions), prefix)
+        index = self._there(self.bases)
+        self._state, self._positions = state[index], positions[self.bases]
         self._rows, self._depth = self.bases, 0
-        self.logits: Tensor = model.logits(hidden[index])
+        self.logits: Tensor = self._answers(hidden[index])
+
+    def _there(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
 
     def starts(self) -> list[tuple[int, range, slice]]:
         """Each request, the starts t that its base rows stand for, and where these are among all base rows."""
@@ -75,12 +78,20 @@ class Branches:
         """One depth on: k rows below every base row, fed these tokens and the states of these rows one depth up."""
         bases, width = len(self.bases), len(self._rows) // len(self.bases)
         parents = (np.arange(bases)[:, None] * width + above_Mk).reshape(-1)
-        index = torch.from_numpy(parents).to(self.device)
         topk = tokens_Mk.shape[1]
         above = self.bases[parents] if self._depth == 0 else parents
-        self._branch.enter(np.repeat(self.bases, topk), self._borders * topk, above)
-        self._state, self._positions = self._state[index], self._positions[index] + self.steps.to(self._depth + 1)
-        tokens = torch.from_numpy(tokens_Mk.reshape(-1)).to(self.device)
-        hidden, self._state = self.model(tokens, self._state, self._positions, self._branch)
+        self._positions = self._positions[parents] + self.steps.to(self._depth + 1)
+        self._branch.enter(np.repeat(self.bases, topk), self._borders * topk, above, self._positions)
+        tokens, state = self._there(tokens_Mk.reshape(-1)), self._state[self._there(parents)]
+        hidden, self._state = self.model(tokens, state, self._there(self._positions), self._branch)
         self._rows, self._depth = parents, self._depth + 1
-        self.logits = self.model.logits(hidden)
+        self.logits = self._answers(hidden)
+
+    def _answers(self, hidden_NH: Tensor) -> Tensor:
+        """The logits [N, V]; beyond the end of the draft's context its first token is the best."""
+        logits_NV = self.model.logits(hidden_NH)
+        if self.steps.end is None:
+            return logits_NV
+        beyond = self._there(self._positions >= self.steps.end)
+        first = torch.zeros_like(logits_NV[0]).index_fill(0, torch.tensor([0], device=self.device), 1.0)
+        return torch.where(beyond[:, None], first, logits_NV)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,15 +17,17 @@ from spectrace.engine.checkpoint import (
     default_wiring,
     read_embedding,
     read_head,
-    read_tensor,
 )
 from spectrace.engine.dialect import Wiring, read_spec, read_wiring, scaled_like
 from spectrace.engine.draft import DraftModel
-from spectrace.engine.fields import Fields
-from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, IdMap, MlaSpec, RopeKind, RopeSpec, Stream
+from spectrace.engine.fields import Fields, read_config
+from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, IdMap, LaterNorm, MlaSpec, RopeKind, RopeSpec, Stream
 from spectrace.replay.compare import served_dtype, tolerance_of
 from spectrace.replay.configuration import Configuration, Slot
 from spectrace.replay.diagnosis import Diagnosis
+from spectrace.replay.profiles import value_at
+from spectrace.replay.rewriting import place_of
+from spectrace.replay.spare import Spare, spare_tensors
 from spectrace.replay.texts import Text, read_texts
 from spectrace.tracer.acceptance import Acceptance, acceptance_of_rows
 from spectrace.tracer.errors import UserError
@@ -41,7 +43,8 @@ class Case:
     """`model` is the believed draft in the served precision, None where its shared weights are nowhere to be had.
 
     `served_spec` and `served_wiring` are what the engine itself read from the folder it was given, None where the trace
-    does not say. `shared` are the target's embedding and head, as far as they can be read.
+    does not say. `shared` are the target's embedding and head, as far as they can be read, `spare` the tensors that the
+    checkpoint's files hold and its config does not use.
     """
 
     trace: Trace
@@ -53,6 +56,7 @@ class Case:
     shared: Mapping[str, Tensor]
     served_spec: DraftSpec | None
     served_wiring: Wiring | None
+    spare: Spare = field(default_factory=dict)
     why_no_model: str = ""
 
     @property
@@ -71,12 +75,23 @@ class Case:
         return tolerance_of(self.dtype)
 
     @property
-    def other_ropes(self) -> tuple[DraftSpec, ...]:
-        """The draft with RoPE as it was served, and as the target has it, as far as the trace says."""
+    def others(self) -> tuple[DraftSpec, ...]:
+        """The draft as it was served, and with RoPE as the target has it, as far as the trace says; with windows that
+        its config mentions and does not apply.
+        """
+        spec, target = self.checkpoint.spec, _decoder_config(self.trace)
         found = [] if self.served_spec is None else [self.served_spec]
         with suppress(UserError):  # of a kind that no draft has
-            found.append(scaled_like(self.checkpoint.spec, _decoder_config(self.trace), self.trace.folder))
+            found.append(scaled_like(spec, target, self.trace.folder))
+        if windows := _mentioned(spec, read_config(self.checkpoint.folder)):
+            found.append(replace(spec, windows=windows))
         return tuple(found)
+
+    @property
+    def longest(self) -> int:
+        """How many positions a draft has to be for: as many as the target's config says, else as texts here have."""
+        told = _decoder_config(self.trace).get("max_position_embeddings")
+        return told if isinstance(told, int) else max((len(text.tokens) for text in self.texts.values()), default=0)
 
     @property
     def served_folder(self) -> Path | None:
@@ -90,8 +105,7 @@ class Case:
         if self.model is None or not self.configured_wiring:
             return None
         wiring = tuple(Slot(boundary) for boundary in self.configured_wiring)
-        spare = dict(_spare_norms(self.checkpoint, self.dtype))
-        return Configuration(self.checkpoint.spec, self.model.state_dict(), wiring, spare=spare)
+        return Configuration(self.checkpoint.spec, self.model.state_dict(), wiring, spare=self.spare)
 
     @property
     def configured_wiring(self) -> tuple[int, ...]:
@@ -135,6 +149,7 @@ def open_case(trace: Trace, checkpoint: DraftCheckpoint, target: Path | None) ->
         shared={} if target is None else dict(_shared(checkpoint.spec, target)),
         served_spec=_spec(trace, told["spec"]) if told.get("spec") else _configured_spec(told),
         served_wiring=_wiring(trace.manifest),
+        spare=spare_tensors(checkpoint, dtype) if model is not None else {},
         why_no_model=why,
     )
 
@@ -173,17 +188,14 @@ def _cut(served: Acceptance) -> str:
     )
 
 
-def _spare_norms(checkpoint: DraftCheckpoint, dtype: torch.dtype) -> Iterator[tuple[FuseNorm, Tensor]]:
-    """Gains of norms before fc that lie in the folder unused."""
-    unused, slots = checkpoint.report.unused_tensors, checkpoint.spec.slots
-    for norm, names in (
-        (FuseNorm.WHOLE, ("input_norm.weight",)),
-        (FuseNorm.PER_SLOT, tuple(f"fc_norm.{slot}.weight" for slot in range(slots))),
-    ):
-        if set(names) <= set(unused):
-            gains = torch.cat([read_tensor(checkpoint.folder, (name,)) for name in names]).to(dtype)
-            if len(gains) == checkpoint.spec.features_width:
-                yield norm, gains
+def _mentioned(spec: DraftSpec, config: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Windows that are in a config, and of no effect there; empty where none are."""
+    window, kinds = (value_at(config, place_of(config, key)) for key in ("sliding_window", "layer_types"))
+    if any(spec.windows) or not isinstance(window, int) or window < 1:
+        return ()
+    if isinstance(kinds, list) and len(kinds) >= spec.layers and "sliding_attention" in kinds:
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds[: spec.layers])
+    return (window,) * spec.layers
 
 
 def _shared(spec: DraftSpec, target: Path) -> Iterator[tuple[str, Tensor]]:
@@ -255,6 +267,8 @@ _MADE: Mapping[str, Callable[[Any], Any]] = {
     "residual": Stream,
     "feedback": Stream,
     "fuse_norm": FuseNorm,
+    "later_norm": LaterNorm,
+    "windows": tuple,
     "id_map": IdMap,
 }
 """What a field's value becomes; others are as they are told."""

@@ -4,18 +4,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from spectrace.engine.fields import read_config
+from spectrace.engine.spec import GqaSpec, LaterNorm
 from spectrace.replay.case import Case
 from spectrace.replay.configuration import Configuration, Slot, listed
 from spectrace.replay.diagnosis import Reading
-from spectrace.replay.edits import TENSORS, Edit, Who, drop_tensor, fix_hand_off, fix_switch, fix_wiring
+from spectrace.replay.edits import TENSORS, Who, fix_hand_off, fix_switch, fix_wiring
 from spectrace.replay.evidence import Evidence
-from spectrace.replay.found import OWN, Broken, from_finding
-from spectrace.replay.hypotheses import LINKS, Hypothesis
+from spectrace.replay.found import OWN, SHARED, Broken, from_finding, with_lost
+from spectrace.replay.hypothesis import Hypothesis
 from spectrace.replay.identify import Match
+from spectrace.replay.link import LINKS
 from spectrace.replay.links import TRAINED_OTHERWISE
-from spectrace.replay.missing import lost_in_copy
+from spectrace.replay.loading import layers_of
 from spectrace.replay.profiles import profile_of
 from spectrace.replay.readings import SURPRISED, EngineReading, TrainedReading, rivals_of
+from spectrace.replay.rewriting import Edit
+from spectrace.replay.tensor_edits import drop_tensors, turn_rows
+from spectrace.replay.trees import served_shape
 from spectrace.replay.vocabulary import rebuilt_table
 from spectrace.replay.wirings import name_wiring
 
@@ -82,8 +87,9 @@ def broken_links(case: Case, readings: Readings, evidence: Evidence) -> list[Bro
     findings = [one for one in evidence.findings if not (one.variant == "checkpoint" and confirmed)]
     found = [from_finding(case, evidence, finding) for finding in findings]
     unsure = [from_finding(case, evidence, one) for one in (*evidence.doubts, *evidence.suspected)]
+    copied = bool(evidence.weights and evidence.weights.other_files)
     values = () if evidence.cast else (*_unknown_slots(case, readings), *_scaled(case, readings))
-    for one in (*_wiring(case, readings), *values, *_computing(case, readings)):
+    for one in (*_wiring(case, readings), *values, *_computing(case, readings, copied=copied)):
         same = [other for other in found if other.proven and _is_same(other, one)]
         borne_out = [other for other in unsure if _is_same(other, one)]
         if same:
@@ -249,21 +255,32 @@ def _unknown_slots(case: Case, readings: Readings) -> Iterator[Broken]:
     )
 
 
-def _computing(case: Case, readings: Readings) -> Iterator[Broken]:
-    """The links of the draft's own forward, in the order in which they were found."""
+def _computing(case: Case, readings: Readings, *, copied: bool) -> Iterator[Broken]:
+    """The links of the draft's own forward, in the order in which they were found; `copied`: a copy was served."""
     engine, trained = readings.engine, readings.trained
     done = {step.link for step in engine.steps} if engine else set[str]()
     for step in _last(engine.steps if engine else ()):
         right = trained.configuration if trained else readings.configured
         assert engine
         if LINKS[step.link].read(right) != LINKS[step.link].read(engine.configuration):
-            who: Who = "conversion" if _served_so(case, step.link, engine.configuration) else "engine"
+            lost = _served_so(case, step.link, engine.configuration) or (copied and step.link in TENSORS)
+            who: Who = "conversion" if lost else "engine"
+            if step.link == "context":
+                who = _who_ends(case, engine.configuration.steps.end or 0)
             yield _wrong_link(case, readings, step, right, engine.configuration, who, _engine_evidence(engine, step))
     for step in _last(trained.steps if trained else ()):
         assert trained
         if step.link not in done and step.link != "wiring":
             evidence = (_trained_evidence(readings, step.link),)
             yield _wrong_link(case, readings, step, trained.configuration, readings.configured, "config", evidence)
+
+
+def _who_ends(case: Case, end: int) -> Who:
+    """Whether the believed config says that the draft's context ends about there, or the one that was served."""
+    depth = served_shape(case.trace).depth
+    contexts = [spec.context if spec else None for spec in (case.checkpoint.spec, case.served_spec)]
+    believed, served = (context is not None and context - depth <= end <= context + 1 for context in contexts)
+    return "config" if believed else "conversion" if served else "engine"
 
 
 def _last(steps: Iterable[Hypothesis]) -> Iterable[Hypothesis]:
@@ -295,12 +312,6 @@ def _engine_evidence(engine: EngineReading, step: Hypothesis) -> tuple[str, ...]
     return tuple(lines)
 
 
-def _lost_gains(case: Case, link: str) -> str:
-    """Gains of the norm before fc that the folder which was served does not hold, as they are called in files."""
-    names = lost_in_copy(case.trace, case.checkpoint) if link == "norm before fc" else {}
-    return ", ".join(theirs for name, theirs in names.items() if name.startswith("fuse_norms."))
-
-
 def _wrong_link(
     case: Case,
     readings: Readings,
@@ -311,35 +322,53 @@ def _wrong_link(
     evidence: tuple[str, ...],
 ) -> Broken:
     link = LINKS[step.link]
-    profile = profile_of(case.trace.manifest)
-    if who == "config" and step.fault in TRAINED_OTHERWISE:
-        edit = drop_tensor(case.checkpoint.folder, case.checkpoint.names[OWN[step.link]])
-    elif step.link == "positions":
-        edit = fix_hand_off(profile, step.fault, "reverse" if who == "config" else step.variant)
-    else:
-        edit = fix_switch(
-            profile,
-            step.link,
-            who=who,
-            draft=case.checkpoint.folder,
-            served=case.served_folder,
-            right=link.to_write(right),
-            now=link.to_write(wrong),
-        )
-    if who == "conversion" and (lost := _lost_gains(case, step.link)):
-        edit = Edit(f"{edit.text}; and copy {lost} from {case.checkpoint.folder}, which the copy lost, too")
-    reading = readings.trained if who == "config" else readings.engine
+    edit = _edit(case, step, who, right=link.to_write(right), now=link.to_write(wrong))
+    of_engine = readings.engine is not None and step in readings.engine.steps
+    reading = readings.engine if of_engine else readings.trained
     rivals = rivals_of(reading, step) if reading else ()
     alike = dict.fromkeys((step.fault, *step.alike, *(rival.fault for rival in rivals)))
-    fault = TRAINED_OTHERWISE.get(step.fault, step.fault) if who == "config" else step.fault
+    fault = (_trained_otherwise(step) if who == "config" else "") or step.fault
     return Broken(
         fault=fault,
         variant=step.variant or who,
         title=f"{step.link}: {link.read(wrong)}, where {link.read(right)} is right",
         evidence=evidence,
         edit=edit,
-        confidence=readings.engine.reproduced.agreement if readings.engine and who != "config" else 0.99,
+        confidence=readings.engine.reproduced.agreement if readings.engine and of_engine else 0.99,
         link=step.link,
         alike=tuple(other for other in alike if other != fault),
         step=step,
     )
+
+
+def _trained_otherwise(step: Hypothesis) -> str:
+    """What a fault of an engine is called where the draft was trained so; empty where that is the same."""
+    return TRAINED_OTHERWISE.get(f"{step.fault}:{step.variant}" if step.variant else step.fault, "")
+
+
+def _edit(case: Case, step: Hypothesis, who: Who, *, right: object, now: object) -> Edit:
+    """The edit that makes a link read `right` where it reads `now`."""
+    profile, draft, served = profile_of(case.trace.manifest), case.checkpoint.folder, case.served_folder
+    if step.link == "positions":
+        return fix_hand_off(profile, step.fault, "reverse" if who == "config" else step.variant)
+    if step.link == "context" and who == "config":
+        right = case.longest
+    if who == "config" and (edit := _tensors_edit(case, step, right)):
+        return edit
+    edit = fix_switch(profile, step.link, who=who, draft=draft, served=served, right=right, now=now)
+    return with_lost(case, step.link, edit) if who == "conversion" else edit
+
+
+def _tensors_edit(case: Case, step: Hypothesis, right: object) -> Edit | None:
+    """The edit of a draft's own tensors, where it was trained with others, or with these in another order."""
+    draft, spec, names = case.checkpoint.folder, case.checkpoint.spec, case.checkpoint.names
+    if _trained_otherwise(step):
+        return drop_tensors(draft, [names[OWN[step.link]]], SHARED)
+    if step.link == "later norm" and right in set(LaterNorm):
+        own = [names[f"{layer}input_norm.weight"] for layer in layers_of(spec)[1:]]
+        return drop_tensors(draft, own, f"the draft was trained with {right}, which is in the folder, too")
+    turned = step.link == "rope pairs" and isinstance(spec.attention, GqaSpec)
+    if turned or step.link == "q and k rows":
+        held = {name: names[name] for name in case.checkpoint.tensors}
+        return turn_rows(draft, held, spec, back=turned or step.variant == "twice")
+    return None

@@ -10,7 +10,7 @@ from enum import StrEnum
 from torch import Tensor
 
 from spectrace.engine.draft import DraftModel
-from spectrace.engine.spec import DraftSpec, FuseNorm
+from spectrace.engine.spec import DraftSpec
 
 __all__ = ["ADVANCING", "Configuration", "Slot", "Steps", "View", "listed"]
 
@@ -44,10 +44,14 @@ def listed(slots: Iterable[Slot]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How far positions move from depth 0 to depth 1, and from each deeper one to the next."""
+    """How far positions move from depth 0 to depth 1, and from each deeper one to the next.
+
+    From position `end` on nothing is drafted but the draft's first token; None: there is no such end.
+    """
 
     first: int = 1
     later: int = 1
+    end: int | None = None
 
     def to(self, depth: int) -> int:
         """The step to this depth from the one above."""
@@ -62,7 +66,9 @@ class Configuration:
     """A draft's switches, weights (by `DraftModel`'s names), wiring and steps.
 
     `said` names what was done to links that switches do not show, such as weights: link -> what it is now. `spare` are
-    gains of norms before fc [A*F] that the checkpoint holds and its config does not mention, by the norm they are of.
+    other tensors that may be in the place of these, or beside them, by what takes them: a norm or switch that the
+    config does not mention (`FuseNorm`, `LaterNorm`, "qkv_bias"), "unscaled" what is stored without its scales,
+    "served" what the folder that was served holds.
     """
 
     spec: DraftSpec
@@ -70,7 +76,7 @@ class Configuration:
     wiring: tuple[Slot, ...]
     steps: Steps = ADVANCING
     said: Mapping[str, str] = field(default_factory=dict)
-    spare: Mapping[FuseNorm, Tensor] = field(default_factory=dict)
+    spare: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def build(self) -> DraftModel:
         """The draft, ready to run over these very tensors: nothing is copied."""

@@ -15,11 +15,13 @@ from spectrace.replay.case import Case, on_its_traces, open_case
 from spectrace.replay.causes import Readings, broken_links, found_alone
 from spectrace.replay.configuration import Configuration, Slot, View, listed
 from spectrace.replay.diagnosis import Cause, Diagnosis
+from spectrace.replay.ends import find_end
 from spectrace.replay.evidence import Evidence, gather
 from spectrace.replay.fed import ONE_SLOT, fed_width
 from spectrace.replay.foretell import Foreteller
 from spectrace.replay.handoff import faithful_rows
-from spectrace.replay.hypotheses import Hypothesis, computing, feeding, mapping, moving
+from spectrace.replay.hypotheses import computing, ending, feeding, mapping, moving
+from spectrace.replay.hypothesis import Hypothesis
 from spectrace.replay.identify import Match, identify
 from spectrace.replay.inputs import Served, read_served
 from spectrace.replay.lab import read_drawn
@@ -195,6 +197,8 @@ class _Lab:
         configured = self.case.configured
         if configured is None:
             return None
+        if self.evidence.weights and self.evidence.weights.served:
+            configured = replace(configured, spare={**configured.spare, "served": self.evidence.weights.served})
         matches = self._matches(configured)
         engine = self._engine(configured, served, plan)
         training = self._training(configured, matches, plan, foreteller)
@@ -216,9 +220,18 @@ class _Lab:
         if served is None:
             return None
         chosen = served.requests[np.isin(served.requests, plan.engine)]
+        end = find_end(self.case.trace)
+
+        def around(at: Configuration) -> Iterator[Hypothesis]:
+            if self.evidence.of_unknown_weights:  # chance alone would find what makes them a little better
+                return
+            yield from computing(at, self.case.shared, self.case.others)
+            if end is not None:
+                yield ending(end.position, end.told)
+
         return read_engine(
             configured,
-            lambda at: computing(at, self.case.shared, self.case.other_ropes),
+            around,
             [served.inputs(chosen)],
             read_drawn(self.case.trace, served.drafted.where(request=chosen), self.case.texts),
             likely={finding.fault for finding in self.evidence.findings},
@@ -244,7 +257,7 @@ class _Lab:
         rebuilt = rebuilt_table(self.case.checkpoint)
 
         def around(at: Configuration) -> Iterator[Hypothesis]:
-            yield from computing(at, self.case.shared, self.case.other_ropes)
+            yield from computing(at, self.case.shared, self.case.others)
             yield from mapping(at, rebuilt)
             yield from moving()
             for one in feeding(at, truth.layers or max(truth.known()), truth.known()):

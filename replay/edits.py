@@ -1,10 +1,9 @@
 """The edit that repairs a link, by who is wrong about it: in words, and as a command where one can do it."""
 
 import json
-import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +11,10 @@ from spectrace.engine.dialect import ID_KEYS, IdKey
 from spectrace.engine.spec import RopeKind, RopeSpec
 from spectrace.replay.links import ENGINE_LINKS
 from spectrace.replay.profiles import Profile, Switch, filled, value_at
+from spectrace.replay.rewriting import Edit, config_of, place_of, set_config
+from spectrace.replay.tensor_edits import put_in_order
 
-__all__ = ["TENSORS", "Edit", "Who", "drop_tensor", "fix_hand_off", "fix_switch", "fix_wiring"]
+__all__ = ["TENSORS", "Who", "fix_hand_off", "fix_switch", "fix_weights", "fix_wiring"]
 
 Who = Literal["config", "engine", "conversion"]
 """Who is wrong: the draft's own config or weights, the engine that serves it, or the copy that the engine was given.
@@ -22,20 +23,17 @@ A config that an engine does not read as it was meant is wrong for that engine.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """What to do, in words; `command` does it, or is empty where no command can."""
-
-    text: str
-    command: str = ""
-
-
 TENSORS = {
     "vocabulary map": ("the table from draft ids to tokens (tensor d2t)", "vocabulary"),
     "head": ("the head (tensor lm_head.weight)", "load"),
     "embedding": ("the embedding (tensor embed_tokens.weight)", "load"),
     "weights": ("each weight", "load"),
+    "scales": ("the scale of each quantised tensor (tensors *.weight_scale)", "load"),
+    "q and k rows": ("the order of the rows that RoPE turns (q_proj and k_proj, or MLA's like)", "load"),
+    "head norms": ("the norms of q's and k's heads (tensors self_attn.q_norm.weight and k_norm.weight)", "load"),
     "gate and up": ("the order of mlp.gate_proj and mlp.up_proj", "load"),
+    "later norm": ("the norm of the input of layers after the first (tensors layers.1.input_layernorm.weight)", "load"),
+    "fc bias": ("the bias of fc (tensor fc.bias)", "load"),
     "fc": ("the projection of the features (tensor fc.weight)", "project"),
 }
 """Links that tensors decide, and the stage of the engine's code that they belong to."""
@@ -64,7 +62,7 @@ def fix_wiring(
     folder = (served or draft) if who == "conversion" else draft
     edit = _set_ids(profile, folder, boundaries, now, key)
     if profile.sorts and tuple(sorted(boundaries)) != boundaries:
-        edit = _in_order(profile, folder, boundaries, edit)
+        edit = put_in_order(profile, folder, boundaries, edit)
     if who == "config":
         return edit
     names = " and ".join(one.key for one in _id_keys(profile, draft, key))
@@ -73,7 +71,7 @@ def fix_wiring(
 
 def _set_ids(profile: Profile, folder: Path, boundaries: Sequence[int], now: Sequence[int], key: str | None) -> Edit:
     """Set layer ids in every key that a config has, and in one that the engine reads as they are meant."""
-    ordered, config = sorted(boundaries) if profile.sorts else boundaries, _read(folder)
+    ordered, config = sorted(boundaries) if profile.sorts else boundaries, config_of(folder)
     keys = _id_keys(profile, folder, key)
     changes = {one.key: [b - one.offset for b in ordered] for one in keys}
     changes = {name: ids for name, ids in changes.items() if value_at(config, name) != ids} or changes
@@ -81,7 +79,7 @@ def _set_ids(profile: Profile, folder: Path, boundaries: Sequence[int], now: Seq
     told = [f"under {' and '.join(shifted)} id i stands for boundary i + 1, the output of layer i"] if shifted else []
     told += _misread(profile, config)
     were = {one.key: [b - one.offset for b in now] for one in keys if one.key == key}
-    edit = _set_config(folder, changes, were, why="; ".join(told))
+    edit = set_config(folder, changes, were, why="; ".join(told))
     if _read_key(profile, config) is None and key not in changes:
         edit = Edit(f"{edit.text}; without ids {profile.engine} takes {profile.default_wiring}", edit.command)
     return edit
@@ -101,30 +99,6 @@ def _misread(profile: Profile, config: Mapping[str, Any]) -> list[str]:
     unread = [f"{profile.engine} does not read {key}" for key in there if key not in taken]
     other = "for the layers that streams enter, where drafts mean those that they leave"
     return unread + [f"{profile.engine} takes ids under {key} {other}" for key in there if key in taken]
-
-
-def _in_order(profile: Profile, folder: Path, boundaries: Sequence[int], edit: Edit) -> Edit:
-    """For an engine that sorts: the slots of a draft that was trained on another order, moved into that one."""
-    order = sorted(range(len(boundaries)), key=lambda slot: boundaries[slot])
-    text = (
-        f"{profile.engine} sorts layer ids, so it cannot deliver {list(boundaries)}: in {folder} put the column "
-        f"blocks of fc.weight, and gains of norms before it, into the order {order}, and {edit.text}"
-    )
-    lines = [
-        "import pathlib, torch",
-        "from safetensors.torch import load_file, save_file",
-        f"order, slots = {order}, {len(order)}",
-        f"for f in pathlib.Path({str(folder)!r}).glob('*.safetensors'):",
-        "    t = load_file(f)",
-        "    for n in {'fc.weight', 'input_norm.weight'} & t.keys():",
-        "        parts = t[n].chunk(slots, -1)",
-        "        t[n] = torch.cat([parts[i] for i in order], -1).contiguous()",
-        "    names = [f'fc_norm.{i}.weight' for i in range(slots)]",
-        "    if names[0] in t:",
-        "        t |= {names[s]: t[names[i]].clone() for s, i in enumerate(order)}",
-        "    save_file(t, f, metadata={'format': 'pt'})",
-    ]
-    return Edit(text, f"{_python(lines)} && {edit.command}")
 
 
 def _engine_wiring(
@@ -164,7 +138,7 @@ def _serve(profile: Profile, draft: Path, *flags: str) -> str:
 
 def _id_keys(profile: Profile, folder: Path, key: str | None) -> list[IdKey]:
     """The keys of layer ids that a config has, all of them; where none is read as it is meant, one that is, too."""
-    config = _read(folder)
+    config = config_of(folder)
     there = [one for one in ID_KEYS if value_at(config, one.key) is not None]
     if _read_key(profile, config) in ID_KEYS:
         return there
@@ -196,9 +170,10 @@ def fix_switch(
     link = profile.switches[switch]
     right, now = _reading(link, right), _reading(link, now)
     folder = (served or draft) if who == "conversion" else draft
-    changes = _needed(_changes(link, right), _read(folder))
-    if who == "conversion" and link.key:  # what is to be put back is there to be read
-        changes = _needed({link.key: value_at(_read(draft), _place(_read(draft), link.key))}, _read(folder))
+    changes = _needed(_changes(link, right), config_of(folder))
+    if who == "conversion" and link.key and not isinstance(right, tuple):  # what is to be put back is there to be read
+        own = config_of(draft)
+        changes = _needed({link.key: value_at(own, place_of(own, link.key))}, config_of(folder))
     says = f"{link.title} has to be {_said(right)}, and is {_said(now)}"
     names = " and ".join(changes) or link.key
     if who == "engine":
@@ -207,7 +182,7 @@ def fix_switch(
     edit = Edit(f"in {folder / 'config.json'} set {names}: {says}")
     if changes:
         why = f"{says}{f' ({link.note})' if link.note else ''}"
-        edit = _set_config(folder, changes, {}, why=why, default=link.default)
+        edit = set_config(folder, changes, {}, why=why, default=link.default)
     if who == "config":
         return edit
     return Edit(f"convert {draft} again, keeping {names}, which the copy lost; or {edit.text}", edit.command)
@@ -223,7 +198,7 @@ def _reading(link: Switch, value: object) -> object:
 
 def _needed(changes: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Changes by the place where this config has each key; of several, those that change something."""
-    placed = {_place(config, key): value for key, value in changes.items()}
+    placed = {place_of(config, key): value for key, value in changes.items()}
     return {key: value for key, value in placed.items() if (value_at(config, key) or False) != value} or placed
 
 
@@ -231,11 +206,20 @@ def _changes(link: Switch, right: object) -> dict[str, Any]:
     """The config keys, and the values that make a link read `right`; empty where a reading says too little."""
     if link.values:
         return dict(link.values.get(str(right), {}))
+    if isinstance(right, tuple):
+        return _window_keys(right)
     if isinstance(right, Mapping) or right is None or (isinstance(right, int | float) and not isinstance(right, bool)):
         return {link.key: dict(right) if isinstance(right, Mapping) else right}
     if link.key == "rope_theta":
         return {link.key: float(str(right))}
     return {link.key: None} if str(right) == "none" else {}
+
+
+def _window_keys(windows: tuple[int | None, ...]) -> dict[str, Any]:
+    """What makes layers see these windows."""
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
+    widths = [window for window in windows if window is not None]
+    return {"layer_types": kinds, **({"sliding_window": widths[0], "use_sliding_window": True} if widths else {})}
 
 
 def _scaling(rope: RopeSpec) -> dict[str, Any] | None:
@@ -250,15 +234,9 @@ def _scaling(rope: RopeSpec) -> dict[str, Any] | None:
     held = {"rope_type": str(rope.kind), "factor": rope.factor, **{n: v for n, v in asdict(rope).items() if n in names}}
     if rope.kind is not RopeKind.LINEAR:
         held["original_max_position_embeddings"] = rope.original_context
-    return held | ({"attention_factor": rope.cos_scale} if rope.kind is RopeKind.YARN else {})
-
-
-def _place(config: Mapping[str, Any], key: str) -> str:
-    """Where a config has a key: RoPE's may lie within `rope_parameters` or `rope_scaling`, which then counts."""
-    held = "rope_scaling" if config.get("rope_scaling") is not None else "rope_parameters"
-    if key == "rope_scaling" and config.get(key) is None and config.get("rope_parameters") is not None:
-        return "rope_parameters"
-    return f"{held}.{key}" if value_at(config, f"{held}.{key}") is not None else key
+    if rope.kind is RopeKind.YARN:
+        held |= {"attention_factor": rope.cos_scale} | ({} if rope.truncate else {"truncate": False})
+    return held
 
 
 def _fix_tensor(
@@ -275,17 +253,15 @@ def _fix_tensor(
     return Edit(f"convert {draft} again, or copy the tensor from {draft} to {copy}: {says} in {copy}")
 
 
-def drop_tensor(folder: Path, name: str) -> Edit:
-    """For a tensor that a draft holds and was not trained with: without it, it shares its target's."""
-    lines = [
-        "import pathlib",
-        "from safetensors.torch import load_file, save_file",
-        f"for f in pathlib.Path({str(folder)!r}).glob('*.safetensors'):",
-        "    t = load_file(f)",
-        f"    if t.pop({name!r}, None) is not None:",
-        "        save_file(t, f, metadata={'format': 'pt'})",
-    ]
-    return Edit(f"remove the tensor {name} from {folder}: the draft was trained with its target's", _python(lines))
+def fix_weights(profile: Profile, *, who: Who, draft: Path, served: Path | None) -> Edit:
+    """Have the weights of `draft` served, where all or most of what is in memory are other ones."""
+    if who == "engine":
+        return Edit(f"{draft} holds other weights than the engine has. Look there: {_code(profile, 'load')}")
+    instead = (
+        f"not {served}" if served and not _same(draft, served) else "which was written since this trace was served"
+    )
+    again = "convert it anew and serve that, if the engine cannot take it as it is"
+    return Edit(f"serve {draft}, {instead}; {again}", _serve(profile, draft))
 
 
 def fix_hand_off(profile: Profile, fault: str, variant: str = "") -> Edit:
@@ -305,44 +281,7 @@ def _code(profile: Profile, stage: str) -> str:
 def _said(reading: object) -> str:
     if isinstance(reading, Mapping):
         return json.dumps(dict(reading))
+    if isinstance(reading, tuple):
+        each = [_said(one) for one in reading]
+        return each[0] if len(set(each)) == 1 else f"{', '.join(each)} by layer"
     return "none" if reading is None else f"{reading:g}" if isinstance(reading, float) else str(reading)
-
-
-def _read(folder: Path) -> Mapping[str, Any]:
-    """A folder's config, empty where it cannot be read: the edit is then written without what it holds."""
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
-def _set_config(
-    folder: Path, changes: Mapping[str, Any], now: Mapping[str, Any], *, why: str = "", default: str = ""
-) -> Edit:
-    """The edit that sets keys of a config, with what they are now, and the command that makes it."""
-    path, config, sets = folder / "config.json", _read(folder), []
-    absent = f"absent now, which means {default}" if default else "absent now"
-    for key, value in changes.items():
-        held = value_at(config, key) if config else now.get(key)
-        sets.append(f"{key} to {json.dumps(value)} ({absent if held is None else f'now {json.dumps(held)}'})")
-    lines = [
-        "import json, pathlib",
-        f"p = pathlib.Path({str(path)!r})",
-        "c = json.loads(p.read_text())",
-        *(f"{_item(key)} = {value!r}" for key, value in changes.items()),
-        "p.write_text(json.dumps(c, indent=2))",
-    ]
-    return Edit(f"in {path} set {' and '.join(sets)}{': ' * bool(why)}{why}", _python(lines))
-
-
-def _python(lines: Sequence[str]) -> str:
-    """The command that runs these lines, as a shell takes it."""
-    quoted = re.sub(r'([\\"$`])', r"\\\1", "\n".join(lines))
-    return f'python -c "\n{quoted}"'
-
-
-def _item(key: str) -> str:
-    """The item of the config `c` that a dotted key names, as code."""
-    outer, _, inner = key.rpartition(".")
-    return f"c.setdefault({outer!r}, {{}})[{inner!r}]" if outer else f"c[{inner!r}]"

@@ -9,7 +9,7 @@ from spectrace.replay.fed import one_slot
 from spectrace.replay.finding import Finding
 from spectrace.replay.handoff import HandOff, hand_off
 from spectrace.replay.invariants import Invariants, invariants
-from spectrace.replay.links import LINK_OF
+from spectrace.replay.links import link_of
 from spectrace.replay.missing import missing_weights
 from spectrace.replay.profiles import profile_of
 from spectrace.replay.ranks import ranks
@@ -46,7 +46,7 @@ class Evidence:
     @property
     def delivered_whole(self) -> bool:
         """Whether nothing is known to have happened to the features on their way to the draft."""
-        return not any(LINK_OF.get(finding.fault) in ("hand-off", "wiring") for finding in self.findings)
+        return not any(link_of(finding.fault, finding.variant) in ("hand-off", "wiring") for finding in self.findings)
 
     @property
     def only_cast(self) -> bool:
@@ -72,6 +72,11 @@ class Evidence:
         return f"{counts.gaps} requests lack {counts.missing} rows that a draft must have been fed to serve them"
 
     @property
+    def of_unknown_weights(self) -> bool:
+        """Whether all or most weights are others than the checkpoint's, and nothing says which."""
+        return any(finding.fault == "P6" for finding in self.findings) and not (self.weights and self.weights.served)
+
+    @property
     def lossy(self) -> bool:
         """Whether verification broke its rule: then the text is not the target's, and foretells nothing."""
         return any(finding.fault[0] == "S" for finding in self.findings)
@@ -88,18 +93,18 @@ def gather(case: Case) -> Evidence:
     handed, held, agreed = hand_off(trace), invariants(trace), ranks(trace)
     loaded = None
     if case.model is not None:
-        loaded = loaded_weights(trace, case.checkpoint, case.model, target=case.target)
+        loaded = loaded_weights(trace, case.checkpoint, case.model, target=case.target, spare=case.spare)
     mapped, decided = vocabulary(trace, case.checkpoint), decisions(trace)
     weights = loaded.findings if loaded else ()
     found = (*weights, *mapped.findings, *lint_table(case.checkpoint, trace))
-    tables = [one for one in found if LINK_OF.get(one.fault) == _TABLE]
+    tables = [one for one in found if link_of(one.fault, one.variant) == _TABLE]
     findings = [
         *agreed.findings,
         *handed.findings,
         *held.findings,
         *one_slot(trace, case.checkpoint),
         *missing_weights(case.checkpoint, profile_of(trace.manifest)),
-        *(one for one in weights if LINK_OF.get(one.fault) != _TABLE),
+        *(one for one in weights if link_of(one.fault, one.variant) != _TABLE),
         *_one_table(tables),
         *decided.findings,
     ]
@@ -116,7 +121,7 @@ def gather(case: Case) -> Evidence:
     }
     certain = tuple(one for one in findings if not one.doubt)
     unsure = [one for one in findings if one.doubt]
-    suspected = tuple(one for one in unsure if case.target is not None and LINK_OF.get(one.fault) == _TABLE)
+    suspected = tuple(one for one in unsure if case.target is not None and link_of(one.fault, one.variant) == _TABLE)
     doubts = tuple(one for one in unsure if one not in suspected)
     return Evidence(handed, held, loaded, certain, compared, doubts, suspected)
 

@@ -1,6 +1,6 @@
 """Broken links, and those that a trace shows by itself: what is wrong, who is wrong about it, and the edit."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,17 +8,21 @@ import torch
 
 from spectrace.engine.fields import read_config
 from spectrace.replay.case import Case
-from spectrace.replay.edits import Edit, Who, drop_tensor, fix_hand_off, fix_switch
+from spectrace.replay.edits import Who, fix_hand_off, fix_switch, fix_weights
 from spectrace.replay.evidence import Evidence
 from spectrace.replay.fed import ONE_SLOT
 from spectrace.replay.finding import Finding
-from spectrace.replay.hypotheses import LINKS, Hypothesis, moved, served_table
-from spectrace.replay.links import LINK_OF
-from spectrace.replay.missing import shipped_by_copy
+from spectrace.replay.hypotheses import moved, served_table
+from spectrace.replay.hypothesis import Hypothesis
+from spectrace.replay.link import LINKS
+from spectrace.replay.links import link_of
+from spectrace.replay.missing import bias_of, lost_in_copy, shipped_by_copy
 from spectrace.replay.profiles import profile_of, value_at
+from spectrace.replay.rewriting import Edit
+from spectrace.replay.tensor_edits import drop_tensors
 from spectrace.replay.vocabulary import drafted_pairs
 
-__all__ = ["OWN", "Broken", "from_finding"]
+__all__ = ["OWN", "SHARED", "Broken", "from_finding", "with_lost"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class Broken:
 
 def from_finding(case: Case, evidence: Evidence, finding: Finding) -> Broken:
     """A finding's cause; positions and tables that are wrong can be run so, too."""
-    step, link = _as_found(case, finding), LINK_OF.get(finding.fault, "")
+    step, link = _as_found(case, finding), link_of(finding.fault, finding.variant)
     of_the_draft = link in _OF_THE_DRAFT
     edit = _draft_edit(case, evidence, finding, link) if of_the_draft else _engine_edit(case, finding)
     return Broken(
@@ -66,7 +70,7 @@ def _as_found(case: Case, finding: Finding) -> Hypothesis | None:
     """The step that a trace shows by itself; None where it shows none that a free run can take."""
     if finding.offsets:
         return moved(finding.offsets, finding.fault, finding.title)
-    if LINK_OF.get(finding.fault) == "vocabulary map" and finding.variant in ("", "engine"):
+    if link_of(finding.fault, finding.variant) == "vocabulary map" and finding.variant in ("", "engine"):
         ids, tokens = (torch.from_numpy(one) for one in drafted_pairs(case.trace, case.checkpoint.spec))
         return served_table(ids, tokens, finding.fault, finding.title)
     return None
@@ -75,6 +79,8 @@ def _as_found(case: Case, finding: Finding) -> Hypothesis | None:
 OWN = {"embedding": "embedding.weight", "head": "head.weight"}
 """What a draft may share with its target, by the link."""
 _OF_THE_DRAFT = frozenset(LINKS) - {"wiring", "positions", "fc"}
+SHARED = "the draft was trained with its target's"
+"""Why a tensor of a draft's own may be one too many."""
 
 
 def _engine_edit(case: Case, finding: Finding) -> Edit:
@@ -97,19 +103,37 @@ def _draft_edit(case: Case, evidence: Evidence, finding: Finding, link: str) -> 
     """By who is wrong: the checkpoint itself, the copy that was served, or the engine that loaded it."""
     copied = bool(evidence.weights and evidence.weights.other_files)
     who: Who = "config" if finding.variant == "checkpoint" else "conversion" if copied else "engine"
+    profile, draft, served = profile_of(case.trace.manifest), case.checkpoint.folder, case.served_folder
     right: object = "as the draft was trained" if who == "config" else "the checkpoint's"
     extra = shipped_by_copy(case.trace, case.checkpoint, OWN.get(link, ""))
-    if who == "conversion" and extra and case.served_folder:
-        return drop_tensor(case.served_folder, extra)
+    if who == "conversion" and extra and served:
+        return drop_tensors(served, [extra], SHARED)
+    if finding.fault == "P6":
+        return fix_weights(profile, who=who, draft=draft, served=served)
     if LINKS[link].in_config and case.configured:
         right = LINKS[link].to_write(case.configured)
-    return fix_switch(
-        profile_of(case.trace.manifest),
-        link,
-        who=who,
-        draft=case.checkpoint.folder,
-        served=case.served_folder,
-        right=right,
-        now=f"not: {finding.title}",
-        stage=finding.stage,
-    )
+    now = f"not: {finding.title}"
+    edit = fix_switch(profile, link, who=who, draft=draft, served=served, right=right, now=now, stage=finding.stage)
+    return with_lost(case, link, edit) if who == "conversion" else edit
+
+
+def with_lost(case: Case, link: str, edit: Edit) -> Edit:
+    """An edit of a copy's config, and the tensors of this link that the copy lost as well."""
+    lost = _lost(case, link)
+    told = f"{edit.text}; and copy {', '.join(lost)} from {case.checkpoint.folder}, which the copy lost, too"
+    return Edit(told) if lost else edit
+
+
+def _lost(case: Case, link: str) -> list[str]:
+    """What of a link's tensors the folder that was served does not hold, as they are called in files."""
+    of_link = _TENSORS_OF.get(link)
+    return [theirs for name, theirs in lost_in_copy(case.trace, case.checkpoint).items() if of_link and of_link(name)]
+
+
+_TENSORS_OF: Mapping[str, Callable[[str], bool]] = {
+    "norm before fc": lambda name: name.startswith("fuse_norms."),
+    "attention bias": lambda name: bias_of(name) in ("", "o"),
+    "MLP bias": lambda name: bias_of(name) == "mlp",
+    "later norm": lambda name: name.endswith(".input_norm.weight"),
+}
+"""Tensors that have to be there for a switch to be right, by the link."""

@@ -1,11 +1,11 @@
-"""What can go wrong with a draft, as data: small named steps from one configuration to another, and how links read.
+"""What can go wrong with a draft, as data: small named steps from one configuration to another.
 
-A new hypothesis is one entry in one of the lists below; it says nothing of who is wrong, since the same step explains
-an engine or a config. A new link is one more of `LINKS`, and how an engine's profile edits it.
+A new hypothesis is one entry in one of the lists below, or in `loading`; it says nothing of who is wrong, since the
+same step explains an engine or a config.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, permutations
 
@@ -14,123 +14,54 @@ from torch import Tensor
 
 from spectrace.engine.checkpoint import default_wiring, unscaled
 from spectrace.engine.spec import DraftSpec, FuseNorm, MlaSpec, RopeKind, Stream
-from spectrace.replay.configuration import ADVANCING, Configuration, Slot, Steps, View, listed
+from spectrace.replay.configuration import ADVANCING, Configuration, Slot, Steps, View
+from spectrace.replay.hypothesis import Hypothesis, replacing, switching
+from spectrace.replay.loading import loading, plain_norm
 from spectrace.replay.wirings import name_wiring
 
-__all__ = ["LINKS", "Hypothesis", "Link", "computing", "feeding", "mapping", "moved", "moving", "served_table"]
+__all__ = ["computing", "ending", "feeding", "mapping", "moved", "moving", "served_table"]
 
-Apply = Callable[[Configuration], Configuration]
 _FAR, _THETAS = 4, tuple(float(f"{digit}e{power}") for power in range(2, 8) for digit in (1, 2, 2.5, 5))
-_NORMS = ("embedding_norm", "feature_norm", "mlp_norm", "output_norm")
-_ADDERS = {"attention.o": "attention", "mlp.down": "mlp"}
-
-
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """One step: the `link` that it changes, the fault it stands for, and the step itself.
-
-    `deeper` hypotheses show at depth 1 and beyond only. `alike` are faults that no data tell from it.
-    """
-
-    link: str
-    fault: str
-    title: str
-    apply: Apply
-    variant: str = ""
-    deeper: bool = False
-    alike: tuple[str, ...] = ()
-
-
-def _theta(at: Configuration) -> str:
-    return f"{at.spec.rope.theta:g}"
-
-
-def _scaling(at: Configuration) -> str:
-    rope, attention = at.spec.rope, at.spec.attention
-    scale = f", softmax scale {attention.softmax_scale:.3g}" if isinstance(attention, MlaSpec) else ""
-    return "none" + scale if rope.kind is RopeKind.DEFAULT else f"{rope.kind} by {rope.factor:g}{scale}"
-
-
-def _pairs(at: Configuration) -> str:
-    return "interleaved" if at.spec.rope.interleaved else "halves"
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One thing that configuration, engine and training can each have their own way: how it reads, and as what value an
-    edit writes it. `in_config` links are decided by a draft's config alone; profiles know how to edit them by name.
-    """
-
-    read: Callable[[Configuration], str]
-    value: Callable[[Configuration], object] | None = None
-    in_config: bool = False
-
-    def to_write(self, at: Configuration) -> object:
-        """What an edit makes of it."""
-        return (self.value or self.read)(at)
-
-
-def _said(link: str, otherwise: str) -> Link:
-    return Link(lambda at: at.said.get(link, otherwise))
-
-
-LINKS: Mapping[str, Link] = {
-    "wiring": Link(lambda at: listed(at.wiring)),
-    "fc": Link(lambda at: "applied" if at.spec.projects else "skipped"),
-    "norm before fc": Link(lambda at: str(at.spec.fuse_norm), in_config=True),
-    "residual": Link(lambda at: str(at.spec.residual), in_config=True),
-    "feedback": Link(lambda at: str(at.spec.feedback), in_config=True),
-    "rope theta": Link(_theta, lambda at: at.spec.rope.theta, in_config=True),
-    "rope scaling": Link(_scaling, lambda at: at.spec.rope, in_config=True),
-    "rope pairs": Link(_pairs, lambda at: at.spec.rope, in_config=True),
-    "positions": Link(lambda at: f"+{at.steps.first} to depth 1, +{at.steps.later} to each deeper"),
-    "weights": _said("weights", "the checkpoint's"),
-    "gate and up": _said("gate and up", "the checkpoint's"),
-    "head": _said("head", "the checkpoint's"),
-    "embedding": _said("embedding", "the checkpoint's"),
-    "vocabulary map": _said("vocabulary map", "the checkpoint's d2t, as offsets"),
-}
-"""By name, in the order of the data's path. Evidence, hypotheses, readings and profiles call them so."""
+_FEW_ROWS, _QUIET = 1024, 100.0  # of an embedding; of the norm's epsilon, which then is no more than a percent
 
 
 def computing(
     at: Configuration, shared: Mapping[str, Tensor], others: Sequence[DraftSpec] = ()
 ) -> Iterator[Hypothesis]:
-    """Every other way to compute the same draft: switches, RoPE and weights.
+    """Every other way to compute the same draft: switches, RoPE, windows and weights.
 
     `shared` are the target's "embedding" and "head", as far as they are known; `others` are such
-    drafts whose RoPE may be the right one.
+    drafts whose RoPE, windows or embedding scale may be the right ones.
     """
     yield from _switches(at)
     yield from _rope(at.spec, others)
-    yield from _weights(at, shared)
-
-
-def _switched(**changes: object) -> Apply:
-    return lambda at: replace(at, spec=replace(at.spec, **changes))  # type: ignore[arg-type]
+    yield from _reaching(at.spec, others)
+    yield from _embedding_scale(at, others)
+    yield from loading(at, shared)
 
 
 def _switches(at: Configuration) -> Iterator[Hypothesis]:
     spec = at.spec
     [residual], [feedback] = set(Stream) - {spec.residual}, set(Stream) - {spec.feedback}
-    yield Hypothesis("residual", "N1", f"the residual is {residual}", _switched(residual=residual))
-    yield Hypothesis("feedback", "N3", f"what is fed back is {feedback}", _switched(feedback=feedback), deeper=True)
+    yield Hypothesis("residual", "N1", f"the residual is {residual}", switching(residual=residual))
+    yield Hypothesis("feedback", "N3", f"what is fed back is {feedback}", switching(feedback=feedback), deeper=True)
     # A checkpoint that has norms has them for one of the two ways; one that has none may have lost either.
-    others = [FuseNorm.NONE] if spec.fuse_norm is not FuseNorm.NONE else at.spare or [FuseNorm.WHOLE, FuseNorm.PER_SLOT]
-    for norm in others:
+    both = (FuseNorm.WHOLE, FuseNorm.PER_SLOT)
+    lost = [norm for norm in both if norm in at.spare] or both
+    for norm in lost if spec.fuse_norm is FuseNorm.NONE else [FuseNorm.NONE]:
         yield Hypothesis("norm before fc", "N2", f"the norm before fc is {norm}", partial(_fused, norm))
     if spec.features_width == spec.width:
-        yield Hypothesis("fc", "M2", "fc is skipped", _switched(projects=not spec.projects))
+        yield Hypothesis("fc", "M2", "fc is skipped", switching(projects=not spec.projects))
 
 
 def _fused(norm: FuseNorm, at: Configuration) -> Configuration:
     """The same weights under another norm before fc; with gains of one where there are none."""
-    names = [name for name in at.tensors if name.startswith("fuse_norms.")]
-    gains = at.spare.get(norm, at.tensors["fc.weight"].new_ones(at.spec.features_width))
-    parts = {FuseNorm.NONE: [], FuseNorm.WHOLE: [gains], FuseNorm.PER_SLOT: list(gains.chunk(at.spec.slots))}[norm]
-    rest = {name: tensor for name, tensor in at.tensors.items() if name not in names}
-    norms = {f"fuse_norms.{slot}.weight": gain for slot, gain in enumerate(parts)}
-    return replace(at, spec=replace(at.spec, fuse_norm=norm), tensors={**rest, **norms})
+    spec = at.spec
+    slots = {FuseNorm.NONE: 0, FuseNorm.WHOLE: 1, FuseNorm.PER_SLOT: spec.slots}[norm]
+    gains = at.tensors["fc.weight"].new_ones(slots, spec.features_width // max(slots, 1))
+    ones = {f"fuse_norms.{slot}.weight": plain_norm(one, spec) for slot, one in enumerate(gains)}
+    rest = {name: tensor for name, tensor in at.tensors.items() if not name.startswith("fuse_norms.")}
+    return replace(at, spec=replace(spec, fuse_norm=norm), tensors={**rest, **at.spare.get(norm, ones)})
 
 
 def _rope(spec: DraftSpec, others: Sequence[DraftSpec]) -> Iterator[Hypothesis]:
@@ -141,10 +72,10 @@ def _rope(spec: DraftSpec, others: Sequence[DraftSpec]) -> Iterator[Hypothesis]:
         if theta == rope.theta:
             continue
         changed = replace(rope, theta=theta)
-        yield Hypothesis("rope theta", "R3", f"RoPE's theta is {theta:g}", _switched(rope=changed))
+        yield Hypothesis("rope theta", "R3", f"RoPE's theta is {theta:g}", switching(rope=changed))
     flipped = replace(rope, interleaved=not rope.interleaved)
     pairs = "interleaved pairs" if flipped.interleaved else "halves"
-    yield Hypothesis("rope pairs", "R5", f"RoPE rotates {pairs}", _switched(rope=flipped), alike=("P5",))
+    yield Hypothesis("rope pairs", "R5", f"RoPE rotates {pairs}", switching(rope=flipped), alike=("P5",))
     for other in others:
         if other.rope.kind is not RopeKind.DEFAULT and _scaled_as(other, spec) != spec:
             title = f"RoPE is scaled: {other.rope.kind} by {other.rope.factor:g}"
@@ -153,7 +84,7 @@ def _rope(spec: DraftSpec, others: Sequence[DraftSpec]) -> Iterator[Hypothesis]:
         yield Hypothesis("rope scaling", "R4", "RoPE's scaling is dropped", _unscaled)
         if isinstance(spec.attention, MlaSpec) and spec.attention.softmax_scale != 1.0:
             title = "RoPE's scaling is dropped, the softmax scale kept"
-            kept = _switched(rope=unscaled(spec).rope)
+            kept = switching(rope=unscaled(spec).rope)
             yield Hypothesis("rope scaling", "R4", title, kept, variant="softmax-kept")
 
 
@@ -174,39 +105,28 @@ def _scaled_as(other: DraftSpec, spec: DraftSpec) -> DraftSpec:
     return replace(spec, rope=rope, attention=attention)
 
 
-def _weights(at: Configuration, shared: Mapping[str, Tensor]) -> Iterator[Hypothesis]:
-    yield Hypothesis("gate and up", "P4", "gate and up are swapped", _swapped)
-    for norm in _NORMS:
-        if not bool((at.tensors[f"{norm}.weight"] == 1).all()):
-            yield _put("weights", "P1", norm, "all ones", f"{norm}.weight", torch.ones_like, variant="norm")
-    for name, part in _ADDERS.items():
-        yield _put("weights", "P1", name, "zero", f"{name}.weight", torch.zeros_like, variant=part)
-    head, embedding = shared.get("head"), shared.get("embedding")
-    if head is not None and at.spec.own_head and head.shape[1] == at.spec.width and len(head) >= at.spec.draft_vocab:
-        first = head[: at.spec.draft_vocab]
-        yield _put("head", "P2", "the head", "the target's first rows", "head.weight", partial(_instead, first))
-    if embedding is not None and at.spec.own_embedding and embedding.shape == at.tensors["embedding.weight"].shape:
-        yield _put("embedding", "A1", "the embedding", "the target's", "embedding.weight", partial(_instead, embedding))
+def _reaching(spec: DraftSpec, others: Sequence[DraftSpec]) -> Iterator[Hypothesis]:
+    """Sliding windows dropped, as others have them, or by one position wider or narrower, as engines count them."""
+    tried = dict.fromkeys(other.windows for other in others if len(other.windows) == spec.layers)
+    if any(spec.windows):
+        tried |= dict.fromkeys([(None,) * spec.layers])
+        tried |= dict.fromkeys(tuple(w and w + by for w in spec.windows) for by in (1, -1))
+    for windows in tried:
+        if windows != spec.windows and all(window is None or window > 0 for window in windows):
+            said = ", ".join("none" if window is None else str(window) for window in windows)
+            title = "sliding windows are dropped" if not any(windows) else f"the window is {said}"
+            yield Hypothesis("window", "A2", title, switching(windows=windows))
 
 
-def _swapped(at: Configuration) -> Configuration:
-    gate, up = "mlp.gate.weight", "mlp.up.weight"
-    tensors = {**at.tensors, gate: at.tensors[up], up: at.tensors[gate]}
-    return replace(at, tensors=tensors, said={**at.said, "gate and up": "swapped"})
-
-
-def _put(
-    link: str, fault: str, what: str, value: str, name: str, make: Callable[[Tensor], Tensor], *, variant: str = ""
-) -> Hypothesis:
-    """Another tensor of this name: `what` is `value`."""
-    said = f"{what} {value}" if link == "weights" else value
-
-    def apply(at: Configuration) -> Configuration:
-        new = make(at.tensors[name]).to(at.tensors[name].dtype)
-        told = ", ".join(filter(None, (at.said.get(link), said)))
-        return replace(at, tensors={**at.tensors, name: new}, said={**at.said, link: told})
-
-    return Hypothesis(link, fault, f"{what} is {value}", apply, variant=variant)
+def _embedding_scale(at: Configuration, others: Sequence[DraftSpec]) -> Iterator[Hypothesis]:
+    """No scale, others', and Gemma's, where the norm behind the embedding does not divide it out."""
+    rows = at.tensors["embedding.weight"][:_FEW_ROWS].float().square().mean(1)
+    gemma = [at.spec.width**0.5] if float(rows.median()) < _QUIET * at.spec.norm_eps else []
+    for scale in dict.fromkeys((1.0, *(other.embedding_scale for other in others), *gemma)):
+        if scale != at.spec.embedding_scale:
+            title = "the embedding is not scaled" if scale == 1 else f"the embedding is multiplied by {scale:g}"
+            step = switching(embedding_scale=scale)
+            yield Hypothesis("embedding scale", "A1", title, step, variant="scale")
 
 
 def mapping(at: Configuration, rebuilt: Tensor | None) -> Iterator[Hypothesis]:
@@ -223,21 +143,26 @@ def mapping(at: Configuration, rebuilt: Tensor | None) -> Iterator[Hypothesis]:
     for value, (fault, offsets, alike) in named.items():
         meant = (own + offsets) % at.spec.target_vocab - own
         if not torch.equal(meant, table):
-            one = _put("vocabulary map", fault, "the table", value, "d2t", partial(_instead, meant))
-            yield replace(one, alike=alike)
+            yield _mapped(fault, value, partial(_instead, meant), alike)
+
+
+def _mapped(fault: str, value: str, make: Callable[[Configuration], Tensor], alike: tuple[str, ...] = ()) -> Hypothesis:
+    step = replacing("vocabulary map", value, lambda at: {"d2t": make(at)})
+    return Hypothesis("vocabulary map", fault, f"the table is {value}", step, alike=alike)
+
+
+def _instead(new: Tensor, _at: Configuration) -> Tensor:
+    return new
 
 
 def served_table(ids: Tensor, tokens: Tensor, fault: str, title: str) -> Hypothesis:
     """The table as found: these ids stood for these tokens, the others for their own."""
 
-    def make(table: Tensor) -> Tensor:
+    def make(at: Configuration) -> Tensor:
+        table = at.tensors["d2t"]
         return table.index_put((ids,), (tokens - ids).to(table.dtype))
 
-    return _put("vocabulary map", fault, "the table", title, "d2t", make)
-
-
-def _instead(new: Tensor, _old: Tensor) -> Tensor:
-    return new
+    return _mapped(fault, title, make)
 
 
 def moving() -> Iterator[Hypothesis]:
@@ -259,7 +184,13 @@ def moved(offsets: Sequence[int], fault: str, title: str) -> Hypothesis | None:
 
 
 def _stepping(steps: Steps, at: Configuration) -> Configuration:
-    return replace(at, steps=steps)
+    return replace(at, steps=replace(steps, end=at.steps.end))
+
+
+def ending(end: int, told: str) -> Hypothesis:
+    """Nothing is drafted from a position on, as found: `told` is what shows it."""
+    title = f"nothing is drafted from position {end} on ({told})"
+    return Hypothesis("context", "A3", title, lambda at: replace(at, steps=replace(at.steps, end=end)))
 
 
 def feeding(at: Configuration, layers: int, known: Sequence[int]) -> Iterator[Hypothesis]:

@@ -7,7 +7,7 @@ comparing with. That a symptom is the same does not say that the bug is.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["ENGINE_LINKS", "LINK_OF", "PUBLIC", "TRAINED_OTHERWISE", "EngineLink", "public_note"]
+__all__ = ["ENGINE_LINKS", "LINK_OF", "PUBLIC", "TRAINED_OTHERWISE", "EngineLink", "link_of", "public_note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,24 @@ LINK_OF: Mapping[str, str] = {
     **dict.fromkeys(("W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8", "W9"), "wiring"),
     **dict.fromkeys(("M1", "M3", "X1", "X2", "X3", "X4", "D1", "D2"), "hand-off"),
     **dict.fromkeys(("V1", "V2", "V3", "V4", "V5"), "vocabulary map"),
-    **dict.fromkeys(("P1", "P5", "P6"), "weights"),
+    **dict.fromkeys(("P1", "P6"), "weights"),
     **dict.fromkeys(("T1", "T2"), "tokens"),
     **dict.fromkeys(("R1", "R2"), "positions"),
-    "M2": "fc", "N1": "residual", "N2": "norm before fc", "N3": "feedback", "P2": "head", "P3": "embedding",
-    "P4": "gate and up", "R3": "rope theta", "R4": "rope scaling", "R5": "rope pairs", "A1": "embedding",
+    "M2": "fc", "N1": "residual", "N2": "norm before fc", "N3": "feedback", "N4": "later norm",
+    "P1:head norms": "head norms", "P2": "head", "P3": "embedding", "P4": "gate and up", "P5": "q and k rows",
+    "P7": "attention bias", "P7:mlp": "MLP bias", "P7:fc": "fc bias", "P8": "scales",
+    "R3": "rope theta", "R4": "rope scaling", "R5": "rope pairs",
+    "A1": "embedding", "A1:head": "head", "A1:scale": "embedding scale", "A2": "window", "A3": "context",
 }  # fmt: skip
-"""The link that a fault breaks, by its id; ranks and verification are none of a draft's."""
+"""The link that a fault breaks, by its id, or by id and variant; ranks and verification are none of a draft's."""
 
-TRAINED_OTHERWISE: Mapping[str, str] = {"A1": "P3"}
+
+def link_of(fault: str, variant: str = "") -> str:
+    """The link that a fault breaks; empty where it is none of a draft's."""
+    return LINK_OF.get(f"{fault}:{variant}") or LINK_OF.get(fault, "")
+
+
+TRAINED_OTHERWISE: Mapping[str, str] = {"A1": "P3", "A1:head": "P2"}
 """Faults of an engine that have another id where the draft was trained so: then its own tensor is the wrong one."""
 
 ENGINE_LINKS: Mapping[str, EngineLink] = {
@@ -132,6 +141,7 @@ PUBLIC: Mapping[str, tuple[str, ...]] = {
     "N1": ("speculators #297",),
     "N2": ("sglang #32334",),
     "N3": ("vllm #46075", "vllm #47448", "vllm #46488", "SpecForge #879"),
+    "P8": ("sglang #32440", "sglang-qwen38fn #3"),
     "R1": ("sglang #25015", "SpecForge #424"),
     "R2": ("vllm-ascend #10825",),
     "R3": ("SpecForge #270", "vllm-ascend #6612"),
@@ -146,6 +156,8 @@ PUBLIC: Mapping[str, tuple[str, ...]] = {
     "S2": ("sglang #12512",),
     "Q4": ("vllm #50158",),
     "A1": ("vllm #27732", "vllm #28549"),
+    "A2": ("speculators #684",),
+    "A3": ("vllm #58080", "sglang #6783"),
 }
 """Reports and fixes with the same symptom, by fault: numbers of issues and pull requests of these projects."""
 

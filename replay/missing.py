@@ -1,5 +1,6 @@
 """Tensors that a draft's folder does not hold, and what an engine that says nothing of it takes for them."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -8,22 +9,35 @@ from spectrace.replay.finding import Finding
 from spectrace.replay.profiles import Profile
 from spectrace.tracer.trace import Trace
 
-__all__ = ["PARTS", "lost_in_copy", "missing_weights", "shipped_by_copy", "stand_in"]
+__all__ = ["PARTS", "bias_of", "lost_in_copy", "missing_weights", "part_of", "shipped_by_copy", "stand_in"]
 
 PARTS: Final = {
     "fc": "fc", "fuse_norms": "norm", "embedding_norm": "norm", "feature_norm": "norm", "mlp_norm": "norm",
-    "output_norm": "norm", "mlp": "mlp", "attention": "attention",
+    "input_norm": "norm", "output_norm": "norm", "mlp": "mlp", "attention": "attention",
 }  # fmt: skip
 """The kind of weights that a part of the draft is of, by the first word of its tensors' names."""
-_FAULTS: Final = {"head": "P2", "embedding": "P3"}
+_FAULTS: Final = {"head": "P2", "embedding": "P3", "bias": "P7"}
+
+
+def part_of(name: str) -> str:
+    """The part of a layer, or of the draft, that a tensor belongs to."""
+    return re.sub(r"^later\.\d+\.", "", name).split(".")[0]
+
+
+def bias_of(name: str) -> str | None:
+    """Of which variant of P7 a bias is: "" of q, k and v; None for other tensors."""
+    if not name.endswith(".bias"):
+        return None
+    part = part_of(name)
+    return {"attention": "o" if ".o." in name else ""}.get(part, part)
 
 
 def missing_weights(checkpoint: DraftCheckpoint, profile: Profile) -> Iterator[Finding]:
     """A finding for each part of a checkpoint that lacks tensors; its table is looked at elsewhere."""
-    ours = {theirs: name for name, theirs in stored_names(checkpoint.report.missing_tensors, checkpoint.spec).items()}
+    ours = {theirs: name for name, theirs in checkpoint.names.items()}
     parts: dict[str, list[str]] = {}
     for theirs in checkpoint.report.missing_tensors:
-        part = ours[theirs].split(".")[0]
+        part = "bias" if bias_of(ours[theirs]) is not None else part_of(ours[theirs])
         if part != "d2t":
             parts.setdefault(PARTS.get(part, part), []).append(theirs)
     for part, names in parts.items():
@@ -51,6 +65,6 @@ def shipped_by_copy(trace: Trace, checkpoint: DraftCheckpoint, name: str) -> str
 
 def stand_in(profile: Profile, name: str) -> str:
     """What the engine takes for a tensor that is not there; empty where that is not known."""
-    part = name.split(".")[0]
+    part = "norm" if re.search(r"_norms?(\.\d+)?\.weight$", name) else part_of(name)
     taken = profile.missing.get(part) or profile.missing.get(PARTS.get(part, ""), profile.missing.get("", ""))
     return taken and f"{profile.engine} takes {taken}"

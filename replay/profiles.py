@@ -77,6 +77,8 @@ _SPECTRACE_CODE = {
     "feedback": f"{_DRAFT}.forward",
     "rope": "spectrace.engine.rope.rotary_table",
     "vocabulary": f"{_DRAFT}.to_target",
+    "window": "spectrace.engine.attention.Reach",
+    "context": _STEP,
     "load": "spectrace.engine.checkpoint.build_draft",
     "wiring": "spectrace.engine.serving.resolve_wiring",
     "tree": "spectrace.engine.tree.Growth",
@@ -112,6 +114,20 @@ _SWITCHES = {
     ),
     "rope theta": Switch("RoPE's theta", "rope", key="rope_theta", default="10000"),
     "rope scaling": Switch("RoPE's scaling", "rope", key="rope_scaling", default="none"),
+    "window": Switch("the sliding window", "window", key="sliding_window", default="none"),
+    "context": Switch("the end of the draft's context", "context", key="max_position_embeddings"),
+    "attention bias": Switch(
+        "attention's bias", "load",
+        {
+            "none": {"attention_bias": False, "bias": False}, "q, k, v": {"attention_bias": True},
+            "q, k, v, o": {"attention_bias": True}, "o": {"attention_bias": False, "bias": True},
+        },
+        default="none",
+    ),
+    "MLP bias": Switch(
+        "the bias of the MLP", "load", {"none": {"mlp_bias": False}, "applied": {"mlp_bias": True}}, default="none"
+    ),
+    "embedding scale": Switch("the number that multiplies the embedding", "load", key="embedding_scale", default="1"),
 }  # fmt: skip
 _DEFAULT_WIRING = "(2, L/2, L-3), with L the number of layers of the target"
 
@@ -139,6 +155,8 @@ _VLLM_CODE = {
     "feedback": f"{_PROPOSER}.propose",
     "rope": "vllm.model_executor.layers.rotary_embedding.get_rope",
     "vocabulary": f"{_EAGLE3}.Eagle3LlamaForCausalLM.compute_logits",
+    "window": "vllm.model_executor.models.llama.LlamaAttention",
+    "context": f"{_RUNNER}.GPUModelRunner._input_fits_in_drafter",
     "load": f"{_EAGLE3}.Eagle3LlamaForCausalLM.load_weights",
     "wiring": f"{_RUNNER}.GPUModelRunner._get_eagle3_aux_layers_from_config",
     "verify": "vllm.v1.sample.rejection_sampler.RejectionSampler",
@@ -155,6 +173,22 @@ _VLLM_SWITCHES = {
             "skipped": {"eagle_config.use_aux_hidden_state": False},
         },
         default="applied",
+    ),
+    "window": replace(
+        _SWITCHES["window"],
+        note="vllm goes by layer_types, and passes windows over in drafts with latent attention",
+    ),
+    "context": replace(
+        _SWITCHES["context"],
+        note="vllm takes the least of this, of the target's length, and of max_model_len in its --speculative-config",
+    ),
+    "attention bias": replace(
+        _SWITCHES["attention bias"],
+        note="the classes of Llama's drafts then have a bias of o_proj, too; those with latent attention none at all",
+    ),
+    "embedding scale": replace(
+        _SWITCHES["embedding scale"],
+        note="vllm scales no embedding: multiply embed_tokens.weight by it, and store that in the draft",
     ),
 }  # fmt: skip
 _VLLM = Profile(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from spectrace.replay.compare import Drawn
 from spectrace.replay.configuration import Configuration
 from spectrace.replay.foretell import Foreteller, Foretold, acceptance_length
-from spectrace.replay.hypotheses import Hypothesis
+from spectrace.replay.hypothesis import Hypothesis
 from spectrace.replay.inputs import DraftInputs
 from spectrace.replay.likelihood import Likelihood, likelihood, surprise
 from spectrace.replay.reproduce import Reproduced, reproduce
@@ -106,7 +106,7 @@ def read_engine(
     while found.agreement < enough and len(steps) < _STACK:
         tried = [
             (one, (there := one.apply(at)), run(there))
-            for one in clock.each("what the engine did", _fresh(around(at), steps))
+            for one in clock.each("what the engine did", _likely_first(_fresh(around(at), steps), likely))
         ]
         if not tried:
             break
@@ -123,6 +123,11 @@ def read_engine(
     if found.agreement >= enough or (steps and unsure):
         return EngineReading(at, tuple(steps), base, found, True, tuple(rivals))
     return None if unsure else EngineReading(configured, (), base, base, False)
+
+
+def _likely_first(hypotheses: Iterable[Hypothesis], likely: Collection[str]) -> list[Hypothesis]:
+    """Time may end before all are tried."""
+    return sorted(hypotheses, key=lambda one: one.fault not in likely)
 
 
 def _surely_missed(found: Reproduced, share: float) -> bool:

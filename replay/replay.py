@@ -41,7 +41,7 @@ def replay_inputs(model: DraftModel, inputs: DraftInputs) -> Iterator[DepthOutpu
     leaves states out, the one that replay itself computed for its parent; tokens are always the recorded ones.
     """
     device = next(model.parameters()).device
-    prefix = PrefixAttend(inputs.depths[0].borders)
+    prefix = PrefixAttend(inputs.depths[0].borders, inputs.depths[0].positions)
     branch = BranchAttend(prefix)
     state = torch.empty(0)
     for depth, rows in enumerate(inputs.depths):
@@ -49,7 +49,7 @@ def replay_inputs(model: DraftModel, inputs: DraftInputs) -> Iterator[DepthOutpu
         tokens, positions = torch.from_numpy(rows.tokens).to(device), torch.from_numpy(rows.positions).to(device)
         answering = torch.from_numpy(rows.answering).to(device)
         if depth:
-            branch.enter(rows.bases, rows.borders, rows.parents)
+            branch.enter(rows.bases, rows.borders, rows.parents, rows.positions)
         started = _now(device)
         fused = fed if depth else model.fuse(fed)
         hidden, state = model(tokens, fused, positions, branch if depth else prefix)

@@ -94,6 +94,7 @@ def reproduce(
         for rows, output in zip(inputs.depths, replay_inputs(model, inputs), strict=True):
             answering = rows.received.take(rows.answering)
             met, there = _met(rows, output, drawn, model)
+            met = _ended(rows, met, there, configuration.steps.end)
             for name in ("request", "depth", "round", "position"):
                 columns[name].append(answering[name].astype(np.int64)[there])
             columns["met"].append(met)
@@ -115,6 +116,15 @@ def _met(rows: DepthRows, output: DepthOutput, drawn: Drawn | None, model: Draft
     """Which answers were met, and which of the answering rows these are."""
     there, errors = drawn.errors(rows, output) if drawn else _short_of_best(rows, output, model)
     return (errors <= _rounding(output.logits.dtype)).numpy(), there
+
+
+def _ended(rows: DepthRows, met: Bool, there: Int, end: int | None) -> Bool:
+    """Beyond the end of the draft's context its first id is what is to be met."""
+    if end is None:
+        return met
+    answering = rows.drafted.take(rows.answering)
+    beyond, first = (answering["position"] >= end)[there], (answering["draft_token"] == 0)[there]
+    return np.where(beyond, first, met)
 
 
 def _rounding(dtype: torch.dtype) -> float:

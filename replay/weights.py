@@ -4,29 +4,33 @@
 from the checkpoint. A tensor that differs is looked for among what has been loaded in its place before.
 """
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from spectrace.engine.checkpoint import DraftCheckpoint, read_head
+from spectrace.engine.checkpoint import DraftCheckpoint, read_embedding, read_head
 from spectrace.engine.draft import DraftModel
-from spectrace.engine.spec import GqaSpec
+from spectrace.engine.spec import LaterNorm
+from spectrace.replay.another import how_far, served_weights
 from spectrace.replay.finding import Finding
-from spectrace.replay.missing import PARTS, lost_in_copy, stand_in
+from spectrace.replay.loaded import Loaded, held_by_first_rank
+from spectrace.replay.loading import layers_of, plain_norm
+from spectrace.replay.missing import PARTS, bias_of, lost_in_copy, part_of, stand_in
 from spectrace.replay.profiles import profile_of
+from spectrace.replay.spare import Spare
+from spectrace.replay.turned import in_other_order, rotated
 from spectrace.tracer.errors import UserError
-from spectrace.tracer.fingerprint import file_fingerprints, tensor_fingerprint
+from spectrace.tracer.fingerprint import file_fingerprints
 from spectrace.tracer.trace import Trace
 
 __all__ = ["LoadedWeights", "loaded_weights"]
 
-_Held: TypeAlias = Callable[[str, Tensor], str | None]
+_BIASED = {"": "q, k and v", "o": "attention's output", "mlp": "the MLP"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,8 @@ class LoadedWeights:
     or in another type.
 
     `skipped` are split over ranks in a way that is not understood. `other_files` says that the folder that was served
-    held other files than the one given, None where that is not known.
+    held other files than the one given, None where that is not known. `served` are its tensors, where they are weights
+    of another training step.
     """
 
     compared: int
@@ -43,48 +48,44 @@ class LoadedWeights:
     skipped: tuple[str, ...] = ()
     other_files: bool | None = None
     findings: tuple[Finding, ...] = field(default=())
+    served: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def loaded_weights(
-    trace: Trace, checkpoint: DraftCheckpoint, model: DraftModel, *, target: Path | None = None
+    trace: Trace,
+    checkpoint: DraftCheckpoint,
+    model: DraftModel,
+    *,
+    target: Path | None = None,
+    spare: Spare | None = None,
 ) -> LoadedWeights:
     """Compare what draft rank 0 held with `model`, the draft of `checkpoint` in the type that was served.
 
-    `target` is where a head that was taken from it is looked up.
+    `target` is where a head that was taken from it is looked up, `spare` what the checkpoint's files hold beside it.
     """
     facts: Mapping[str, Any] = trace.writers.get("draft-0", {})
-    loaded: Mapping[str, str] = facts.get("loaded") or {}
+    recorded: Mapping[str, str] = facts.get("loaded") or {}
     files = _other_files(trace, checkpoint)
-    if not loaded or str(model.fc.weight.dtype) != f"torch.{trace.manifest.get('dtype')}":
+    if not recorded or str(model.fc.weight.dtype) != f"torch.{trace.manifest.get('dtype')}":
         return LoadedWeights(0, 0, other_files=files)
-    held = _held(trace)
+    held = held_by_first_rank(trace)
     prints = {name: held(name, tensor) for name, tensor in model.state_dict().items()}
     ours = {name: print_ for name, print_ in prints.items() if print_ is not None}
-    same = [name for name in ours if loaded.get(name) == ours[name]]
-    wrong = [name for name in ours if loaded.get(name) != ours[name]]
+    wrong = tuple(name for name in ours if recorded.get(name) != ours[name])
     profile = profile_of(trace.manifest)
     lost = {
         name: f"the folder that was served has no {theirs}: {stand_in(profile, name) or 'something else was taken'}"
         for name, theirs in lost_in_copy(trace, checkpoint).items()
     }
-    findings = tuple(_findings(_Loaded(loaded, ours, tuple(wrong), model, target, held, lost, checkpoint.names)))
-    return LoadedWeights(len(ours), len(same), tuple(sorted(prints.keys() - ours.keys())), files, findings)
-
-
-def _held(trace: Trace) -> _Held:
-    """The fingerprint of what rank 0 would hold of a tensor under a name; None where it is not said how it is split."""
-    ranks = int((trace.manifest.get("tensor_parallel") or {}).get("draft") or 1)
-    placements: Mapping[str, str] = (trace.manifest.get("sharded") or {}).get("draft") or {}
-
-    def held(name: str, tensor: Tensor) -> str | None:
-        if name in placements:
-            along = re.fullmatch(r"\D*(\d)\D*", placements[name])
-            if along is None:
-                return None
-            tensor = tensor.chunk(ranks, int(along[1]))[0]
-        return tensor_fingerprint(tensor.contiguous())
-
-    return held
+    loaded = Loaded(recorded, ours, wrong, model, target, held, lost, checkpoint.names, spare or {})
+    findings, served = tuple(_findings(loaded)), dict[str, Tensor]()
+    if any(finding.fault == "P6" for finding in findings):
+        served = served_weights(trace, model, target=target)
+        told = _of_the_folder(loaded, trace, served)
+        findings = tuple(replace(one, evidence=(*one.evidence, told)) if one.fault == "P6" else one for one in findings)
+        served = served if loaded.were({name: served[name] for name in wrong if name in served}) else {}
+    skipped = tuple(sorted(prints.keys() - ours.keys()))
+    return LoadedWeights(len(ours), len(ours) - len(wrong), skipped, files, findings, served)
 
 
 def _other_files(trace: Trace, checkpoint: DraftCheckpoint) -> bool | None:
@@ -93,103 +94,135 @@ def _other_files(trace: Trace, checkpoint: DraftCheckpoint) -> bool | None:
     return None if not served else sorted(served.values()) != sorted(given.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """Fingerprints by name, those that were recorded and ours, and the names of which they differ.
-
-    All are of what rank 0 holds: `held` gives that of a whole tensor. `lost` says of tensors that the folder which was
-    served does not hold.
-    """
-
-    recorded: Mapping[str, str]
-    ours: Mapping[str, str]
-    wrong: tuple[str, ...]
-    model: DraftModel
-    target: Path | None
-    held: _Held
-    lost: Mapping[str, str]
-    names: Mapping[str, str]
-
-    def called(self, names: Iterable[str]) -> str:
-        """As they are called in the checkpoint's files."""
-        return ", ".join(self.names.get(name, name) for name in names)
-
-    def tensor(self, name: str) -> Tensor:
-        tensor: Tensor = self.model.state_dict()[name]
-        return tensor
-
-    def was(self, name: str, *tensors: Tensor) -> bool:
-        """Whether what was held under a name is rank 0's share of one of these, in the type of our own."""
-        own = self.tensor(name)
-        return any(self.held(name, tensor.to(own)) == self.recorded.get(name) for tensor in tensors)
-
-    def finding(
-        self, fault: str, title: str, names: list[str], *told: str, variant: str = "", confidence: float = 1.0,
-        alike: tuple[str, ...] = (),
-    ) -> Finding:  # fmt: skip
-        """With how many of all tensors differ."""
-        wrong = self.called(self.wrong)
-        differ = f"{len(self.wrong)} of {len(self.ours)} tensors in memory are not the checkpoint's: {wrong}"
-        absent = [name for name in names if name not in self.recorded]
-        gone = (f"the engine holds no {self.called(absent)}",) if absent else ()
-        lost = [self.lost[name] for name in names if name in self.lost]
-        evidence = (differ, *lost, *gone, *told)
-        return Finding(fault, title, evidence, variant=variant, confidence=confidence, alike=alike, stage="load")
+def _of_the_folder(loaded: Loaded, trace: Trace, served: Mapping[str, Tensor]) -> str:
+    """Whether weights of another step are those of the folder that was served, and how far they are off."""
+    path = (trace.manifest.get("draft") or {}).get("path") or "the folder that was served"
+    if not served:
+        return f"how far they are off is not known: {path} is not there to be read, or was written since"
+    theirs = {name: served[name] for name in loaded.wrong if name in served}
+    if loaded.were(theirs):
+        own = {loaded.called([name]): tensor for name, tensor in loaded.model.state_dict().items()}
+        named = {loaded.called([name]): tensor for name, tensor in theirs.items()}
+        return f"they are those of {path}: beside the checkpoint's {how_far(own, named)}"
+    same = all(torch.equal(loaded.tensor(name), tensor) for name, tensor in theirs.items())
+    return f"{path} holds {'the right ones' if same else 'yet other ones'}: the engine has changed them"
 
 
-def _findings(loaded: _Loaded) -> Iterator[Finding]:
+def _findings(loaded: Loaded) -> Iterator[Finding]:
     """One for each link that is broken; one for all where more than half of what the draft owns is different."""
     left = list(loaded.wrong)
-    own = [name for name in loaded.ours if name not in _shared(loaded.model)]
     if "d2t" in left:
         left.remove("d2t")
         yield _table(loaded)
+    unscaled = loaded.spare.get("unscaled", {})
+    if unscaled and set(unscaled) <= set(left) and loaded.were(unscaled):
+        yield loaded.finding("P8", "quantised weights are loaded without their scales", unscaled)
+        left = [name for name in left if name not in unscaled]
+    own = loaded.owned()
     if 2 * len([name for name in left if name in own]) > len(own):
         yield loaded.finding("P6", "the draft that is served has other weights than the checkpoint", left)
         return
+    for finding, names in _known(loaded, left):
+        yield finding
+        left = [name for name in left if name not in names]
+    yield from _parts(loaded, left)
+
+
+def _known(loaded: Loaded, left: list[str]) -> Iterator[tuple[Finding, list[str]]]:
+    """What is recognised by what is in its place, and the tensors that it is about."""
     norms = [name for name in left if name.startswith("fuse_norms.") and name not in loaded.recorded]
     if norms:
-        yield loaded.finding("N2", "the norm before fc is not there", norms)
-    pair = [f"mlp.{half}.weight" for half in ("gate", "up")]
-    if set(pair) <= set(left) and all(loaded.was(one, loaded.tensor(other)) for one, other in (pair, pair[::-1])):
-        yield loaded.finding("P4", "gate and up are swapped", pair, "each of the two holds what the other one should")
-        left = [name for name in left if name not in pair]
-    rotated = [f"attention.{name}.weight" for name in ("q", "k")]
-    turned = [name for name in rotated if name in left and _reordered(loaded, name)]
-    if turned:
-        yield loaded.finding("P5", "rows of q and k are in the order of the other kind of RoPE", turned)
+        yield loaded.finding("N2", "the norm before fc is not there", norms), norms
+    for variant, names in _gone_biases(loaded, left).items():
+        title = f"the biases of {_BIASED.get(variant, variant)} are not there"
+        yield loaded.finding("P7", title, names, variant=variant), names
+    if swapped := list(_swapped(loaded, left)):
+        told = "each of the two holds what the other one should"
+        yield loaded.finding("P4", "gate and up are swapped", swapped, told), swapped
+    if turned := [name for name, rows in rotated(left, loaded.model.spec) if _is_turned(loaded, name, rows)]:
+        yield loaded.finding("P5", "rows of q and k are in the order of the other kind of RoPE", turned), turned
+    gone = [name for name in left if name.endswith((".q_norm.weight", ".k_norm.weight"))]
+    if gone := [name for name in gone if name not in loaded.recorded]:
+        title = "the norms of q's and k's heads are not there"
+        yield loaded.finding("P1", title, gone, variant="head norms"), gone
+    if later := [name for name in left if name.endswith(".input_norm.weight")]:
+        yield _later_norm(loaded, later), later
+
+
+def _are(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _gone_biases(loaded: Loaded, left: list[str]) -> Mapping[str, list[str]]:
+    """Biases that the engine does not hold, or holds as zeros, by the variant that they are."""
+    found: dict[str, list[str]] = {}
+    for name in left:
+        variant = bias_of(name)
+        if variant is not None and (
+            name not in loaded.recorded or loaded.was(name, torch.zeros_like(loaded.tensor(name)))
+        ):
+            found.setdefault(variant, []).append(name)
+    return found
+
+
+def _swapped(loaded: Loaded, left: list[str]) -> Iterator[str]:
+    """Gate and up, layer by layer."""
+    for layer in layers_of(loaded.model.spec):
+        pair = [f"{layer}mlp.{half}.weight" for half in ("gate", "up")]
+        if set(pair) <= set(left) and all(loaded.was(a, loaded.tensor(b)) for a, b in (pair, pair[::-1])):
+            yield from pair
+
+
+def _is_turned(loaded: Loaded, name: str, rows: int) -> bool:
+    """Whether the rows of each head are in the order for pairs (2i, 2i+1) instead of (i, i + D/2), or the other way."""
+    orders = (in_other_order(loaded.tensor(name), rows, loaded.model.spec, back=back) for back in (False, True))
+    return loaded.was(name, *orders)
+
+
+def _later_norm(loaded: Loaded, names: list[str]) -> Finding:
+    """What layers after the first have in the place of their input's norm."""
+    spec, own = loaded.model.spec, {name: loaded.tensor(name) for name in names}
+    first = loaded.tensor("feature_norm.weight")
+    [other] = set(LaterNorm) - {spec.later_norm}
+    ways = {
+        ("plain", "is one that scales nothing"): {name: plain_norm(norm, spec) for name, norm in own.items()},
+        ("first", "is the first layer's hidden_norm"): dict.fromkeys(names, first),
+        ("", f"is their {other}"): {name: loaded.spare.get(other, {}).get(name, own[name]) for name in names},
+    }
+    for (variant, told), tensors in ways.items():
+        if loaded.were(tensors):
+            alike = ("P1",) if variant == "plain" else ()
+            return loaded.finding("N4", f"the norm of later layers' input {told}", names, variant=variant, alike=alike)
+    title = "the norm of later layers' input is not the checkpoint's"
+    return loaded.finding("N4", title, names, variant="other", confidence=0.8, alike=("P1",))
+
+
+def _parts(loaded: Loaded, left: list[str]) -> Iterator[Finding]:
+    """What is left, by the part of the draft that it belongs to."""
     parts: dict[str, list[str]] = {}
     for name in left:
-        if name not in (*norms, *turned):
-            parts.setdefault(name.split(".")[0], []).append(name)
-    yield from _parts(loaded, parts)
-
-
-def _shared(model: DraftModel) -> frozenset[str]:
-    """What the draft takes from its target."""
-    owned = {"embedding.weight": model.spec.own_embedding, "head.weight": model.spec.own_head}
-    return frozenset(name for name, own in owned.items() if not own)
-
-
-def _parts(loaded: _Loaded, parts: Mapping[str, list[str]]) -> Iterator[Finding]:
-    """What is left, by the part of the draft that it belongs to."""
-    others: dict[str, list[str]] = {}
+        part = part_of(name)
+        parts.setdefault(PARTS.get(part, part), []).append(name)
     for part, names in parts.items():
         if part == "head":
             yield _head(loaded, names)
         elif part == "embedding":
             yield _embedding(loaded, names)
         else:
-            others.setdefault(PARTS.get(part, part), []).extend(names)
-    for variant, names in others.items():
-        ones = [name for name in names if variant == "norm" and loaded.was(name, torch.ones_like(loaded.tensor(name)))]
-        zeros = [name for name in names if loaded.was(name, torch.zeros_like(loaded.tensor(name)))]
-        told = [f"{loaded.called(which)} all {value}" for which, value in ((ones, "ones"), (zeros, "zeros")) if which]
-        title = f"{loaded.called(names)} {'is' if len(names) == 1 else 'are'} not the checkpoint's"
-        yield loaded.finding("P1", title, names, *told, variant=variant, confidence=0.95)
+            yield _part(loaded, part, names)
 
 
-def _table(loaded: _Loaded) -> Finding:
+def _part(loaded: Loaded, part: str, names: list[str]) -> Finding:
+    spec, own = loaded.model.spec, {name: loaded.tensor(name) for name in names}
+    plain = [name for name in names if part == "norm" and loaded.was(name, plain_norm(own[name], spec))]
+    zeros = [name for name in names if loaded.was(name, torch.zeros_like(own[name]))]
+    kinds = (plain, "zeros" if spec.unit_offset_norms else "ones"), (zeros, "zeros")
+    told = dict.fromkeys(f"{loaded.called(which)} all {value}" for which, value in kinds if which)
+    title = f"{loaded.called(names)} {_are(names)} not the checkpoint's"
+    return loaded.finding("P1", title, names, *told, variant=part, confidence=0.95)
+
+
+def _table(loaded: Loaded) -> Finding:
     offsets, vocab = loaded.tensor("d2t"), loaded.model.spec.target_vocab
     ids = torch.arange(len(offsets), device=offsets.device)
     if "d2t" not in loaded.recorded:
@@ -208,33 +241,27 @@ def _table(loaded: _Loaded) -> Finding:
     return loaded.finding("V3", "d2t of the engine is another table than the checkpoint's", ["d2t"], told)
 
 
-def _head(loaded: _Loaded, names: list[str]) -> Finding:
+def _head(loaded: Loaded, names: list[str]) -> Finding:
     own = loaded.tensor("head.weight")
     if loaded.target is not None and loaded.model.spec.own_head:
         with suppress(UserError):
             head = read_head(loaded.target)
             if head.shape[1:] == own.shape[1:] and loaded.was("head.weight", head[: len(own)], head):
-                told = f"it is the first {len(own)} of {len(head)} rows of the target's head"
-                alike = ("A1",) if len(own) == len(head) else ()
                 title = "the draft's own head is replaced by the target's"
-                return loaded.finding("P2", title, names, told, alike=alike)
+                if len(own) == len(head):
+                    return loaded.finding("A1", title, names, variant="head", alike=("P2",))
+                told = f"it is the first {len(own)} of {len(head)} rows of the target's head"
+                return loaded.finding("P2", title, names, told)
     title = "the head is not the checkpoint's"
     return loaded.finding("P2", title, names, variant="other", confidence=0.8, alike=("A1", "P1"))
 
 
-def _embedding(loaded: _Loaded, names: list[str]) -> Finding:
-    title = "the embedding is not " + ("the checkpoint's" if loaded.model.spec.own_embedding else "the target's")
-    alike = ("A1",) if loaded.model.spec.own_embedding else ()
-    return loaded.finding("P3", title, names, confidence=0.9, alike=alike)
-
-
-def _reordered(loaded: _Loaded, name: str) -> bool:
-    """Whether the rows of each head are in the order for pairs (2i, 2i+1) instead of (i, i + D/2), or the other way."""
-    attention = loaded.model.spec.attention
-    if not isinstance(attention, GqaSpec):
-        return False
-    rows = loaded.tensor(name)
-    heads = rows.reshape(-1, attention.head_dim, rows.shape[1])
-    halves = heads.reshape(len(heads), 2, attention.head_dim // 2, -1).transpose(1, 2).reshape(rows.shape)
-    pairs = heads.reshape(len(heads), attention.head_dim // 2, 2, -1).transpose(1, 2).reshape(rows.shape)
-    return loaded.was(name, halves, pairs)
+def _embedding(loaded: Loaded, names: list[str]) -> Finding:
+    own = loaded.model.spec.own_embedding
+    if loaded.target is not None and own:
+        with suppress(UserError):
+            embedding = read_embedding(loaded.target)
+            if embedding.shape == loaded.tensor("embedding.weight").shape and loaded.was("embedding.weight", embedding):
+                return loaded.finding("A1", "the draft's own embedding is replaced by the target's", names)
+    title = f"the embedding is not the {'checkpoint' if own else 'target'}'s"
+    return loaded.finding("P3", title, names, confidence=0.9, alike=("A1",) if own else ())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ _WIRING = (0, 2, 4)
 def _draft_tensors(config: dict[str, Any], *, layout: str = "midlayer", seed: int = 0) -> dict[str, Tensor]:
     """Random weights for a draft's config, under the names and in the shapes that EAGLE and SpecForge publish."""
     torch.manual_seed(seed)
-    width, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    width = config["hidden_size"]
     inputs, slots = config.get("target_hidden_size", width), len(config["eagle_aux_hidden_state_layer_ids"])
 
     def matrix(rows: int, columns: int) -> Tensor:
@@ -41,27 +41,8 @@ def _draft_tensors(config: dict[str, Any], *, layout: str = "midlayer", seed: in
 
     tensors = {"fc.weight": matrix(width, slots * inputs), "norm.weight": scale(width)}
     tensors["lm_head.weight"] = matrix(config.get("draft_vocab_size", config["vocab_size"]), width)
-    layer = {f"{name}.weight": scale(width) for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
-    layer |= {"mlp.gate_proj.weight": matrix(inner, width), "mlp.up_proj.weight": matrix(inner, width)}
-    layer["mlp.down_proj.weight"] = matrix(width, inner)
-    if "kv_lora_rank" in config:
-        nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-        if rank := config.get("q_lora_rank"):
-            layer["self_attn.q_a_proj.weight"] = matrix(rank, 2 * width)
-            layer["self_attn.q_a_layernorm.weight"] = scale(rank)
-            layer["self_attn.q_b_proj.weight"] = matrix(heads * (nope + rope), rank)
-        else:
-            layer["self_attn.q_proj.weight"] = matrix(heads * (nope + rope), 2 * width)
-        layer["self_attn.kv_a_proj_with_mqa.weight"] = matrix(config["kv_lora_rank"] + rope, 2 * width)
-        layer["self_attn.kv_a_layernorm.weight"] = scale(config["kv_lora_rank"])
-        layer["self_attn.kv_b_proj.weight"] = matrix(heads * (nope + value), config["kv_lora_rank"])
-        layer["self_attn.o_proj.weight"] = matrix(width, heads * value)
-    else:
-        dim = config["head_dim"]
-        layer["self_attn.q_proj.weight"] = matrix(heads * dim, 2 * width)
-        for name in ("k", "v"):
-            layer[f"self_attn.{name}_proj.weight"] = matrix(config["num_key_value_heads"] * dim, 2 * width)
-        layer["self_attn.o_proj.weight"] = matrix(width, heads * dim)
+    layer = _layer_tensors(config, matrix, scale, first=True)
+    later = [_layer_tensors(config, matrix, scale, first=False) for _ in range(1, config["num_hidden_layers"])]
     if config.get("fc_norm"):
         tensors |= {f"fc_norm.{slot}.weight": scale(inputs) for slot in range(slots)}
     if config.get("norm_before_fc"):
@@ -69,7 +50,44 @@ def _draft_tensors(config: dict[str, Any], *, layout: str = "midlayer", seed: in
     if config.get("draft_vocab_size", config["vocab_size"]) < config["vocab_size"]:
         kept = torch.randperm(config["vocab_size"])[: config["draft_vocab_size"]].sort().values
         tensors["d2t"] = kept - torch.arange(len(kept))
-    return tensors | {f"{layout}.{name}": tensor for name, tensor in layer.items()}
+    named = {layout: layer, **{f"layers.{at}": one for at, one in enumerate(later, 1)}}
+    return tensors | {f"{place}.{name}": tensor for place, one in named.items() for name, tensor in one.items()}
+
+
+def _layer_tensors(
+    config: dict[str, Any], matrix: Callable[[int, int], Tensor], scale: Callable[[int], Tensor], *, first: bool
+) -> dict[str, Tensor]:
+    """One decoder layer; the first takes embedding and state."""
+    width, heads, inner = config["hidden_size"], config["num_attention_heads"], config["intermediate_size"]
+    inputs, norms = width, ("input_layernorm", "post_attention_layernorm")
+    if first:
+        inputs, norms = 2 * width, ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    layer = {f"{name}.weight": scale(width) for name in norms}
+    layer |= {"mlp.gate_proj.weight": matrix(inner, width), "mlp.up_proj.weight": matrix(inner, width)}
+    layer["mlp.down_proj.weight"] = matrix(width, inner)
+    if "kv_lora_rank" in config:
+        nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+        if rank := config.get("q_lora_rank"):
+            layer["self_attn.q_a_proj.weight"] = matrix(rank, inputs)
+            layer["self_attn.q_a_layernorm.weight"] = scale(rank)
+            layer["self_attn.q_b_proj.weight"] = matrix(heads * (nope + rope), rank)
+        else:
+            layer["self_attn.q_proj.weight"] = matrix(heads * (nope + rope), inputs)
+        layer["self_attn.kv_a_proj_with_mqa.weight"] = matrix(config["kv_lora_rank"] + rope, inputs)
+        layer["self_attn.kv_a_layernorm.weight"] = scale(config["kv_lora_rank"])
+        layer["self_attn.kv_b_proj.weight"] = matrix(heads * (nope + value), config["kv_lora_rank"])
+        layer["self_attn.o_proj.weight"] = matrix(width, heads * value)
+        return layer
+    dim = config["head_dim"]
+    layer["self_attn.q_proj.weight"] = matrix(heads * dim, inputs)
+    for name in ("k", "v"):
+        layer[f"self_attn.{name}_proj.weight"] = matrix(config["num_key_value_heads"] * dim, inputs)
+    layer["self_attn.o_proj.weight"] = matrix(width, heads * dim)
+    if config["model_type"] == "qwen3":
+        layer |= {f"self_attn.{name}_norm.weight": scale(dim) for name in "qk"}
+    biased = [f"self_attn.{name}_proj" for name in "qkvo" if config.get("attention_bias")]
+    biased += [f"mlp.{name}_proj" for name in ("gate", "up", "down") if config.get("mlp_bias")]
+    return layer | {f"{name}.bias": matrix(len(layer[f"{name}.weight"]), 1)[:, 0] for name in biased}
 
 
 def _draft_config(attention: str = "gqa", **changes: Any) -> dict[str, Any]:
@@ -85,6 +103,10 @@ def _draft_config(attention: str = "gqa", **changes: Any) -> dict[str, Any]:
         config |= {"qk_nope_head_dim": 8, "qk_rope_head_dim": 6, "v_head_dim": 10}
     else:
         config |= {"num_key_value_heads": 2, "head_dim": 12, "draft_vocab_size": _DRAFT_VOCAB}
+    if attention == "deep":
+        config |= {"model_type": "qwen3", "num_hidden_layers": 2, "attention_bias": True, "mlp_bias": True}
+        config |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
+        config |= {"use_sliding_window": True}
     return {name: value for name, value in {**config, **changes}.items() if value is not None}
 
 
@@ -94,6 +116,10 @@ def _save_draft(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     return folder
+
+
+def _near(at: Tensor, window: int) -> Tensor:
+    return at > at[:, None] - window
 
 
 def _fit_head(folder: Path, target: Path) -> Path:
@@ -113,9 +139,9 @@ def _fit_head(folder: Path, target: Path) -> Path:
             state = draft.fuse(feature[:-2])
             for depth in range(2):  # deeper rows are fed the row before them; attending to its kind is near enough
                 state = state[: len(text) - 2 - depth]
-                positions = torch.arange(len(state)) + depth
-                mask = torch.ones(len(state), len(state), dtype=torch.bool).tril()
-                hidden, state = draft(text[1 + depth : -1], state, positions, PackedAttend(KeyValueCache(), mask))
+                at = torch.arange(len(state))
+                attend = PackedAttend(KeyValueCache(), at <= at[:, None], partial(_near, at))
+                hidden, state = draft(text[1 + depth : -1], state, at + depth, attend)
                 rows.append(hidden)
                 answers.append(text[2 + depth :])
     x, y = torch.cat(rows), F.one_hot(torch.cat(answers), VOCAB).float()
@@ -149,7 +175,9 @@ def target_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def draft_of(tmp_path_factory: pytest.TempPathFactory, target_of: Callable[..., Path]) -> Callable[..., Path]:
-    """The folder of a tiny draft ("gqa" or "mla") that a target of a family sometimes agrees with, made once."""
+    """The folder of a tiny draft that a target of a family sometimes agrees with, made once: "gqa", "mla", or "deep",
+    of two layers, one with a window, with biases and head norms.
+    """
 
     def make(family: str, attention: str) -> Path:
         config = _draft_config(attention)

@@ -17,26 +17,29 @@ from click.testing import CliRunner
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
 
-from scoreboard import edits
+from scoreboard import edits, tensors
 from scoreboard.board import document, merged, write
 from scoreboard.clean import clean
 from scoreboard.judge import Judge
 from scoreboard.kept import Kept
 from scoreboard.mending import is_misread, mends
+from scoreboard.options import options
 from scoreboard.pairs import IDS, PAIRS, Pair, make_pairs
 from scoreboard.quick import quick
 from scoreboard.render import render
 from scoreboard.run import chosen, main, plan
 from scoreboard.scoring import Real, Run, failed, score, totals, unscored
-from scoreboard.seeds import Seed, applies, draw, options
+from scoreboard.seeds import Seed, applies, draw
 from scoreboard.stage import Recorded, Stage
 from scoreboard.stage import read as read_recorded
 from scoreboard.thin import OUTCOMES, ThinTrace, failed_view, seen, thinned, views
 
 from spectrace.engine.checkpoint import read_draft
+from spectrace.engine.fault import Drafting, Source
+from spectrace.engine.faults import FAULTS
 from spectrace.engine.sampling import Sampling
 from spectrace.engine.serving import Serving
-from spectrace.engine.spec import FuseNorm, RopeKind, Stream
+from spectrace.engine.spec import FuseNorm, GqaSpec, RopeKind, Stream
 from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
 from spectrace.tracer import Keys, Recorder, Trace, create_trace
 from spectrace.tracer.errors import UserError
@@ -192,6 +195,28 @@ def flipped(folder: Path, edit: edits.Edit, out: Path) -> Any:
     return read_draft(edits.write(edit.apply(edits.read(folder)), out))
 
 
+def test_edits_of_a_deep_draft_are_read_as_they_are_meant(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    """Weights that are changed leave the reading as it is."""
+    for name, context in (("toy_deep", 64), ("fitted_deep", 32)):
+        folder = pairs[name].draft
+        right = read_draft(folder).spec
+        assert right.context == context and isinstance(right.attention, GqaSpec)
+        wanted = {
+            "P7": replace(right, attention=replace(right.attention, qkv_bias=False)),
+            "A2": replace(right, windows=(None, None)),
+            "A1": replace(right, embedding_scale=1.0),
+        }
+        for id in ("N4", "P5", "P6", "P7", "A1", "A2"):
+            found = [option for option in options(pairs[name], id, random.Random(1)) if option.edit]
+            assert found
+            for number, option in enumerate(found):
+                assert option.edit
+                read = flipped(folder, option.edit, tmp_path / f"{name}-{id}-{number}")
+                weighs = option.variant.endswith("the target's")
+                assert read.spec == (right if weighs else wanted.get(id, right))
+                assert not read.report.missing_tensors
+
+
 def test_edits_of_the_config_are_read_as_they_are_meant(pairs: dict[str, Pair], tmp_path: Path) -> None:
     folder = pairs["toy"].draft
     right = read_draft(folder).spec
@@ -232,7 +257,7 @@ def test_a_broken_table_still_names_tokens_of_the_vocabulary(pairs: dict[str, Pa
     draft = edits.read(pairs["toy"].draft)
     rows = torch.arange(len(draft.tensors["d2t"]))
     right = rows + draft.tensors["d2t"]
-    for broken in (edits.zero_d2t(draft), edits.roll_d2t(draft), edits.stale_d2t(draft, 3)):
+    for broken in (tensors.zero_d2t(draft), tensors.roll_d2t(draft), tensors.stale_d2t(draft, 3)):
         tokens = rows + broken.tensors["d2t"]
         assert not torch.equal(tokens, right)
         assert tokens.min() >= 0 and tokens.max() < draft.config["vocab_size"]
@@ -245,14 +270,64 @@ def test_edits_of_tensors_touch_what_they_say_and_nothing_else(pairs: dict[str, 
         assert other.config == draft.config
         return {name for name in draft.tensors if not torch.equal(draft.tensors[name], other.tensors[name])}
 
-    assert touched(edits.swap_gate_and_up(draft)) == {
+    assert touched(tensors.swap_gate_and_up(draft)) == {
         "midlayer.mlp.gate_proj.weight", "midlayer.mlp.up_proj.weight"
     }  # fmt: skip
-    assert touched(edits.reinitialise(draft, "fc", 1)) == {"fc.weight"}
-    assert touched(edits.reinitialise(draft, "norm", 1)) == {"midlayer.hidden_norm.weight"}
-    assert touched(edits.random_embedding(draft, 1)) == {"embed_tokens.weight"}
-    assert touched(edits.target_head(draft, torch.ones(128, 80))) == {"lm_head.weight"}
-    assert all(draft.tensors[name].ndim == 2 for name in touched(edits.noisy(draft, 0.1, 1)))
+    assert touched(tensors.reinitialise(draft, "fc", 1)) == {"fc.weight"}
+    assert touched(tensors.reinitialise(draft, "norm", 1)) == {"midlayer.hidden_norm.weight"}
+    assert touched(tensors.random_embedding(draft, 1)) == {"embed_tokens.weight"}
+    assert touched(tensors.target_head(draft, torch.ones(128, 80))) == {"lm_head.weight"}
+    assert all(draft.tensors[name].ndim == 2 for name in touched(tensors.noisy(draft, 0.1, 1)))
+
+
+def test_edits_of_a_deep_drafts_tensors_touch_what_they_say_and_nothing_else(pairs: dict[str, Pair]) -> None:
+    draft = edits.read(pairs["fitted_deep"].draft)
+
+    def touched(other: edits.Draft) -> set[str]:
+        held = [{name: tensor for name, tensor in one.tensors.items()} for one in (draft, other)]
+        assert held[1].keys() <= held[0].keys()
+        return {name for name, old in held[0].items() if name not in held[1] or not torch.equal(old, held[1][name])}
+
+    first, later = "midlayer.self_attn", "layers.1.self_attn"
+    assert touched(tensors.lose_bias(draft)) == {f"{at}.{x}_proj.bias" for at in (first, later) for x in "qkv"}
+    rows = {f"{at}.{x}_proj.{kind}" for at in (first, later) for x in "qk" for kind in ("weight", "bias")}
+    assert touched(tensors.reorder_rows(draft)) == rows
+    assert touched(tensors.target_embedding(draft, torch.ones(96, 48))) == {"embed_tokens.weight"}
+    plain, first_one = tensors.later_norms(draft, "plain"), tensors.later_norms(draft, "first")
+    assert touched(plain) == touched(first_one) == {name := "layers.1.input_layernorm.weight"}
+    assert (plain.tensors[name] == 0).all()  # these norms multiply by 1 + weight
+    assert torch.equal(first_one.tensors[name], draft.tensors["midlayer.hidden_norm.weight"])
+    by = [(tensors.moved(draft, 1).tensors[name] / value - 1).float().std() for name, value in draft.tensors.items()
+          if value.is_floating_point() and value.numel() > 500]  # fmt: skip
+    assert by and all(float(one) == pytest.approx(0.1, rel=0.2) for one in by)
+
+
+@pytest.mark.parametrize("name", ["toy", "toy_gqa"])
+def test_rows_are_reordered_as_the_engine_reorders_them(name: str, pairs: dict[str, Pair], tmp_path: Path) -> None:
+    pair = pairs[name]
+    reordered = flipped(pair.draft, edits.Edit("", tensors.reorder_rows), tmp_path / "made")
+    right, breaks = read_draft(pair.draft), FAULTS["P5"].breaks
+    assert isinstance(breaks, Drafting) and breaks.weights
+    wanted = {**right.tensors, **breaks.weights(right.tensors, Source(right.spec, pair.target))}
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in reordered.tensors.items())
+
+
+def test_a_draft_in_eight_bits_is_read_as_it_was_but_for_rounding_and_without_scales_as_the_engine_takes_it(
+    pairs: dict[str, Pair], tmp_path: Path
+) -> None:
+    for name, source in (("toy_fp8", "toy/gqa"), ("fitted_fp8", "fitted/quiet")):
+        pair, breaks = pairs[name], FAULTS["P8"].breaks
+        right = read_draft(Path(__file__).resolve().parents[1] / "models" / source)
+        eight = read_draft(pair.draft)
+        assert eight.spec == right.spec and len(eight.scales) == 8 and pair.quantised
+        for tensor, value in right.tensors.items():
+            error = (eight.tensors[tensor].float() - value.float()).abs()
+            assert (error <= (value.float().abs() / 16).maximum(value.float().abs().amax() / 2**9)).all(), tensor
+        raw = flipped(pair.draft, edits.Edit("", tensors.lose_scales), tmp_path / name)
+        assert isinstance(breaks, Drafting) and breaks.weights and not raw.scales
+        stored = breaks.weights(eight.tensors, Source(eight.spec, pair.target, eight.scales))
+        assert stored.keys() == eight.scales.keys()
+        assert all(torch.equal(raw.tensors[tensor].float(), value) for tensor, value in stored.items())
 
 
 # Scores
@@ -597,7 +672,7 @@ def test_the_edit_that_a_diagnosis_prints_is_tried_on_the_folder_that_is_wrong(
         assert judged(monkeypatch, folder, seed, toy, served, a_diagnosis(cause))[0].edit_right is True
         (folder := tmp_path / f"{kind} again").mkdir()
         assert judged(monkeypatch, folder, seed, toy, served, a_diagnosis(a_cause("N3")))[0].edit_right is False
-    for seed in (a_seed("N3"), replace(a_seed("P4", kind="config"), edit=edits.Edit("", edits.swap_gate_and_up))):
+    for seed in (a_seed("N3"), replace(a_seed("P4", kind="config"), edit=edits.Edit("", tensors.swap_gate_and_up))):
         (folder := tmp_path / seed.faults[0]).mkdir()
         assert judged(monkeypatch, folder, seed, toy, served, a_diagnosis(a_cause("N3")))[0].edit_right is None
 

@@ -1,12 +1,13 @@
 """The toy pair is whole, small and lossless, and setting any one thing wrong costs acceptance that can be seen."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
-from toy.switches import Flip, flips, prompts, record, worth
+from toy.switches import DEEP_FAULTS, Flip, flips, free_run, prompts, record, worth
 from toy.target import TARGET
-from toy.train import DRAFT
+from toy.train import DEEP, DRAFT
 
 from spectrace.engine.checkpoint import read_draft
 from spectrace.tracer.acceptance import acceptance_of_rows
@@ -36,13 +37,14 @@ def healthy(trace: Trace) -> float:
     return worth(trace, as_trained())
 
 
-def test_the_draft_loads_with_nothing_left_over() -> None:
-    report = read_draft(DRAFT).report
+@pytest.mark.parametrize("draft", [DRAFT, DEEP])
+def test_a_draft_loads_with_nothing_left_over(draft: Path) -> None:
+    report = read_draft(draft).report
     assert (report.unused_tensors, report.missing_tensors, report.unread_fields) == ((), (), ())
 
 
 def test_the_pair_is_small() -> None:
-    size_bytes = sum(path.stat().st_size for folder in (TARGET, DRAFT) for path in folder.iterdir())
+    size_bytes = sum(path.stat().st_size for folder in (TARGET, DRAFT, DEEP) for path in folder.iterdir())
     assert size_bytes < 3_000_000
 
 
@@ -76,3 +78,18 @@ def test_served_output_is_the_target_s_own_and_keeps_going(trace: Trace, asked: 
 @pytest.mark.parametrize("flip", flips(as_trained().spec, as_trained().wiring), ids=lambda flip: flip.what)
 def test_every_switch_set_wrong_costs_acceptance(trace: Trace, healthy: float, flip: Flip) -> None:
     assert healthy - worth(trace, flip) >= 0.15
+
+
+@pytest.fixture(scope="module")
+def deep(asked: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return record(tmp_path_factory.mktemp("deep") / "trace", asked, max_new=MAX_NEW, draft=DEEP)
+
+
+def test_the_deep_draft_is_served_as_it_runs_free(deep: Trace) -> None:
+    served = acceptance_of_rows(deep.rows("verified")).acceptance_length
+    assert served == pytest.approx(free_run(deep)) and served is not None and served > 3.5
+
+
+@pytest.mark.parametrize("fault", DEEP_FAULTS)
+def test_whatever_breaks_the_deep_draft_costs_acceptance(fault: str, deep: Trace) -> None:
+    assert free_run(deep) - free_run(deep, fault) >= 0.1

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from scoreboard import edits
+from scoreboard import tensors
 from scoreboard.edits import Edit
 from scoreboard.pairs import Pair, draw_rng
 from scoreboard.seeds import Seed
@@ -38,5 +38,5 @@ def _case(number: int, pair: Pair, case: str) -> Seed:
             return replace(seed, draft=pair.undertrained)
         case "undertrained":
             share, drawn = rng.uniform(0.1, 0.3), rng.getrandbits(30)
-            return replace(seed, edit=Edit(f"noise of {share:.2f}", lambda draft: edits.noisy(draft, share, drawn)))
+            return replace(seed, edit=Edit(f"noise of {share:.2f}", lambda draft: tensors.noisy(draft, share, drawn)))
     return seed

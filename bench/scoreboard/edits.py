@@ -1,9 +1,4 @@
-"""What can be wrong in a draft's folder: pure functions from (config, tensors) to (config, tensors).
-
-Tensors go by the names in which EAGLE and SpecForge publish them.
-
-Shapes: K draft vocabulary, V target vocabulary, H draft width.
-"""
+"""A draft's folder and what can be wrong in its config: pure functions from (config, tensors) to (config, tensors)."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,20 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 __all__ = [
     "Draft", "Edit", "drop_fuse_norm", "drop_scaling", "early", "first_twice", "flip", "forget_wiring", "late",
-    "lose_first", "move_slot", "noisy", "output_ids", "random_embedding", "read", "reinitialise", "rewire",
-    "roll_d2t", "set_theta", "stale_d2t", "swap_gate_and_up", "target_head", "write", "zero_d2t",
+    "lose_first", "lose_scale", "lose_window", "move_slot", "output_ids", "read", "rewire", "set_context", "set_theta",
+    "write",
 ]  # fmt: skip
 
 _IDS, _NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 _FUSE_NORMS = {"fc_norm": "fc_norm.", "norm_before_fc": "input_norm."}
-_PARTS = {"attention": "self_attn.o_proj.weight", "mlp": "mlp.down_proj.weight", "norm": "hidden_norm.weight"}
-_FRESH_STD = 0.02
 
 Wiring = tuple[int, ...]
 
@@ -132,72 +124,20 @@ def drop_scaling(draft: Draft) -> Draft:
     return replace(draft, config=_without(draft.config, "rope_scaling", "rope_parameters"))
 
 
-# Tensors
+def lose_window(draft: Draft) -> Draft:
+    """Every layer sees all rows, and nothing tells of another size."""
+    return replace(draft, config=_without(draft.config, "sliding_window", "use_sliding_window", "layer_types"))
 
 
-def zero_d2t(draft: Draft) -> Draft:
-    """Every offset 0."""
-    return _with(draft, d2t=torch.zeros_like(draft.tensors["d2t"]))
+def lose_scale(draft: Draft) -> Draft:
+    """The embedding as it is stored."""
+    return replace(draft, config=_without(draft.config, "embedding_scale"))
 
 
-def roll_d2t(draft: Draft) -> Draft:
-    """Every offset one row too late."""
-    return _with(draft, d2t=draft.tensors["d2t"].roll(1))
-
-
-def stale_d2t(draft: Draft, seed: int) -> Draft:
-    """The table of another run, which had kept other tokens."""
-    count, vocab = len(draft.tensors["d2t"]), int(draft.config["vocab_size"])
-    kept = torch.randperm(vocab, generator=torch.Generator().manual_seed(seed))[:count].sort().values
-    return _with(draft, d2t=kept - torch.arange(count))
-
-
-def swap_gate_and_up(draft: Draft) -> Draft:
-    """The MLP's two projections, each under the other's name."""
-    gate, up = _name(draft, "mlp.gate_proj.weight"), _name(draft, "mlp.up_proj.weight")
-    return _with(draft, **{gate: draft.tensors[up], up: draft.tensors[gate]})
-
-
-def reinitialise(draft: Draft, part: str, seed: int) -> Draft:
-    """One tensor as it was before training: a norm all ones, a projection small and random."""
-    name = "fc.weight" if part == "fc" else _name(draft, _PARTS[part])
-    old = draft.tensors[name]
-    fresh = torch.ones_like(old) if old.ndim == 1 else _random_like(old, seed) * _FRESH_STD
-    return _with(draft, **{name: fresh.to(old.dtype)})
-
-
-def target_head(draft: Draft, head_VH: Tensor) -> Draft:
-    """The first rows of the target's head in place of the draft's own."""
-    old = draft.tensors["lm_head.weight"]
-    return _with(draft, **{"lm_head.weight": head_VH[: len(old)].to(old.dtype)})
-
-
-def random_embedding(draft: Draft, seed: int) -> Draft:
-    """The draft's own embedding as it was before training."""
-    old = draft.tensors["embed_tokens.weight"]
-    return _with(draft, **{"embed_tokens.weight": (_random_like(old, seed) * _FRESH_STD).to(old.dtype)})
-
-
-def noisy(draft: Draft, share: float, seed: int) -> Draft:
-    """Noise on every matrix, so much of its own spread: a draft that has learnt less."""
-    return replace(draft, tensors={
-        name: (tensor.float() + share * tensor.float().std() * _random_like(tensor, seed + number)).to(tensor.dtype)
-        if tensor.ndim == 2 else tensor
-        for number, (name, tensor) in enumerate(sorted(draft.tensors.items()))
-    })  # fmt: skip
-
-
-def _random_like(tensor: Tensor, seed: int) -> Tensor:
-    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
-
-
-def _name(draft: Draft, ending: str) -> str:
-    return next(name for name in draft.tensors if name.endswith(ending))
+def set_context(draft: Draft, positions: int) -> Draft:
+    """Said to be for so many positions."""
+    return replace(draft, config={**draft.config, "max_position_embeddings": positions})
 
 
 def _without(config: Mapping[str, Any], *fields: str) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in fields}
-
-
-def _with(draft: Draft, **tensors: Tensor) -> Draft:
-    return replace(draft, tensors={**draft.tensors, **tensors})

@@ -58,10 +58,18 @@ def _run(command: str) -> bool:
 
 
 def _reading(folder: Path) -> tuple[DraftSpec, tuple[int, ...]] | str:
-    """What a draft's config means, or why it cannot be read; a theta to six digits, since it may come by a factor."""
+    """What a draft's config means, or why it cannot be read.
+
+    A theta and a scale of the embedding count to six digits, since they may come by a factor or a root.
+    """
     try:
         found = read_draft(folder)
     except SpectraceError as error:
         return type(error).__name__
-    rope = replace(found.spec.rope, theta=float(f"{found.spec.rope.theta:.6g}"))
-    return replace(found.spec, rope=rope), found.wiring.boundaries if found.wiring else ()
+    spec, rope = found.spec, found.spec.rope
+    spec = replace(spec, rope=replace(rope, theta=_to_six(rope.theta)), embedding_scale=_to_six(spec.embedding_scale))
+    return spec, found.wiring.boundaries if found.wiring else ()
+
+
+def _to_six(number: float) -> float:
+    return float(f"{number:.6g}")

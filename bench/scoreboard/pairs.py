@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,8 @@ from analytic.pair import make_pair
 from fitted.target import VOCAB as FITTED_VOCAB
 from fitted.target import save_target
 from fitted.train import FAMILY
+from scoreboard import edits, tensors
+from scoreboard.edits import Draft
 from toy.language import Language
 
 from spectrace.engine.prompts import read_prompts
@@ -19,11 +21,13 @@ from spectrace.engine.serving import Serving
 __all__ = ["IDS", "PAIRS", "Pair", "Prompts", "draw_rng", "make_pairs"]
 
 _MODELS = Path(__file__).resolve().parents[2] / "models"
+_TOYS, _FITTED_ONES = _MODELS / "toy", _MODELS / "fitted"
 _CODE = Path(__file__).resolve().parent / "code.jsonl"
 
 IDS = (
     "W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8", "W9", "M1", "M2", "M3", "V1", "V2", "V3", "V4", "V5", "N1", "N2",
-    "N3", "R1", "R2", "R3", "R4", "R5", "T1", "T2", "X1", "X2", "X3", "X4", "P1", "P2", "P3", "P4", "D1", "Q1",
+    "N3", "N4", "R1", "R2", "R3", "R4", "R5", "T1", "T2", "X1", "X2", "X3", "X4", "P1", "P2", "P3", "P4", "P5", "P6",
+    "P7", "P8", "A1", "A2", "A3", "D1", "Q1",
 )  # fmt: skip
 """The catalogue's ids that are scored (faults.md)."""
 
@@ -36,10 +40,10 @@ class Pair:
     """`ask` draws so many prompts; `others` do so for other data. `ids` are the faults tried on it, where they apply.
 
     `ranks` are the tensor-parallel ranks (target, draft) of runs that need several; `undertrained` is a draft of the
-    same shape that has learnt less, None to make one by noise. `chunks` are lengths to prefill in. What the real repair
-    comes to at a temperature is the mean over so many `draws`, of so many times the prompts; 0 where answers are few,
-    and say too little when they are not the very ones that were recorded, as with draws and in bfloat16: then it is not
-    measured.
+    same shape that has learnt less, None to make one by noise; `quantised` says that the draft is stored in eight bits,
+    with scales. `chunks` are lengths to prefill in. What the real repair comes to at a temperature is the mean over so
+    many `draws`, of so many times the prompts; 0 where answers are few, and say too little when they are not the very
+    ones that were recorded, as with draws and in bfloat16: then it is not measured.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Pair:
     ranks: tuple[int, int] = (1, 1)
     others: Mapping[str, Ask] | None = None
     undertrained: Path | None = None
+    quantised: bool = False
     stacked: int = 0
     draws: int = 4
 
@@ -63,7 +68,10 @@ def draw_rng(number: int, pair: Pair, what: str) -> random.Random:
     return random.Random(f"{number} {pair.name} {what}")
 
 
-_NORMLESS = tuple(id for id in IDS if id not in ("N1", "N3"))  # by construction no norm changes anything there
+_USUAL = tuple(id for id in IDS if id != "A3")  # texts do not come near the context of most drafts
+_NORMLESS = tuple(id for id in _USUAL if id not in ("N1", "N3"))  # by construction no norm changes anything there
+_DEEP = ("W2", "N3", "N4", "R2", "P5", "P6", "P7", "A1", "A2", "A3", "X4")
+_EIGHT_BITS = ("N3", "P8", "A1")
 _FULL_CASES = (
     "as it is", "bf16", "one at a time", "eight at a time", "chunked prefill", "temperature 1", "drawn drafts", "trees",
     "fixed window",
@@ -88,6 +96,7 @@ def _smollm2(_folder: Path) -> Pair:
         count=10,
         chunks=(11, 16, 23),
         cases=(*_FULL_CASES, "undertrained", "code"),
+        ids=_USUAL,
         others={"code": _some_of(code)},
         stacked=2,
         draws=0,
@@ -98,11 +107,19 @@ def _some_of(prompts: list[tuple[int, ...]]) -> Ask:
     return lambda rng, count: tuple(rng.sample(prompts, min(count, len(prompts))))
 
 
-def _toy(name: str, draft: str, ids: tuple[str, ...], cases: tuple[str, ...], stacked: int = 0) -> Pair:
+def _staged(folder: Path, name: str, draft: Path, change: Callable[[Draft], Draft]) -> Path:
+    """A copy of a draft's folder with something done to it, as another team would have it."""
+    staged = folder / name / "draft"
+    if not staged.exists():
+        edits.write(change(edits.read(draft)), staged)
+    return staged
+
+
+def _toy(name: str, draft: Path, ids: tuple[str, ...], cases: tuple[str, ...], stacked: int = 0) -> Pair:
     return Pair(
         name,
-        _MODELS / "toy" / "target",
-        _MODELS / "toy" / draft,
+        _TOYS / "target",
+        draft,
         _language,
         _TOY,
         count=24,
@@ -111,7 +128,7 @@ def _toy(name: str, draft: str, ids: tuple[str, ...], cases: tuple[str, ...], st
         ids=ids,
         ranks=(2, 2),
         others={"other data": _letters},
-        undertrained=_MODELS / "toy" / "undertrained" if draft == "draft" else None,
+        undertrained=_TOYS / "undertrained" if draft.name == "draft" and draft.parent == _TOYS else None,
         stacked=stacked,
     )
 
@@ -144,21 +161,44 @@ def _analytic(folder: Path, name: str, family: str, ids: tuple[str, ...], cases:
     )  # fmt: skip
 
 
-def _fitted(folder: Path, name: str, draft: str, ids: tuple[str, ...], cases: tuple[str, ...]) -> Pair:
+def _fitted(folder: Path, name: str, draft: Path, ids: tuple[str, ...], cases: tuple[str, ...]) -> Pair:
     target = folder / "fitted" / "target"
     if not target.exists():
         save_target(target, FAMILY)
     ask = _random_tokens(FITTED_VOCAB, 8, 14)
     return Pair(
-        name, target, _MODELS / "fitted" / draft, ask, _FITTED, count=24, chunks=(4, 6), cases=cases, ids=ids,
+        name, target, draft, ask, _FITTED, count=24, chunks=(4, 6), cases=cases, ids=ids,
         ranks=(2, 2),
     )  # fmt: skip
+
+
+def _toy_deep(folder: Path) -> Pair:
+    """With a context that ends within what is served."""
+    draft = _staged(folder, "toy_deep", _TOYS / "deep", lambda draft: edits.set_context(draft, 64))
+    cases = ("as it is", "bf16", "chunked prefill", "temperature 1", "trees", "two ranks", "longer context")
+    return _toy("toy_deep", draft, _DEEP, cases)
+
+
+def _toy_fp8(folder: Path) -> Pair:
+    draft = _staged(folder, "toy_fp8", _TOYS / "gqa", tensors.quantise)
+    return replace(_toy("toy_fp8", draft, _EIGHT_BITS, ("as it is", "bf16")), quantised=True)
+
+
+def _fitted_deep(folder: Path) -> Pair:
+    """With a context that ends within what is served."""
+    draft = _staged(folder, "fitted_deep", _FITTED_ONES / "deep", lambda draft: edits.set_context(draft, 32))
+    return _fitted(folder, "fitted_deep", draft, _DEEP, ("as it is", "two ranks", "drawn drafts"))
+
+
+def _fitted_fp8(folder: Path) -> Pair:
+    draft = _staged(folder, "fitted_fp8", _FITTED_ONES / "quiet", tensors.quantise)
+    return replace(_fitted(folder, "fitted_fp8", draft, _EIGHT_BITS, ("as it is",)), quantised=True)
 
 
 PAIRS: Mapping[str, Callable[[Path], Pair]] = {
     "smollm2": _smollm2,
     "toy": lambda _: _toy(
-        "toy", "draft", IDS, (*_FULL_CASES, "two ranks", "undertrained", "other data", "longer context"), 5
+        "toy", _TOYS / "draft", _USUAL, (*_FULL_CASES, "two ranks", "undertrained", "other data", "longer context"), 5
     ),
     "analytic": lambda folder: _analytic(folder, "analytic", "llama", _NORMLESS, (*_FULL_CASES, "two ranks"), 2),
     "analytic_qwen3": lambda folder: _analytic(
@@ -166,14 +206,21 @@ PAIRS: Mapping[str, Callable[[Path], Pair]] = {
         ("as it is", "chunked prefill", "trees", "two ranks"), 0,
     ),
     "toy_gqa": lambda _: _toy(
-        "toy_gqa", "gqa", ("W7", "N2", "R3", "R4", "R5", "N3", "P4", "X4", "M1"),
+        "toy_gqa", _TOYS / "gqa", ("W7", "N2", "R3", "R4", "R5", "N3", "P4", "P5", "P6", "X4", "M1"),
         ("as it is", "bf16", "longer context", "trees"),
     ),
-    "toy_one_slot": lambda _: _toy("toy_one_slot", "one-slot", ("M2", "W1", "W2", "R4", "D1"), ("as it is",)),
+    "toy_one_slot": lambda _: _toy("toy_one_slot", _TOYS / "one-slot", ("M2", "W1", "W2", "R4", "D1"), ("as it is",)),
+    "toy_deep": _toy_deep,
+    "toy_fp8": _toy_fp8,
     "fitted": lambda folder: _fitted(
-        folder, "fitted", "whole", ("W7", "N1", "N2", "V3", "P1", "P2", "T2"), ("as it is", "two ranks", "drawn drafts")
+        folder, "fitted", _FITTED_ONES / "whole", ("W7", "N1", "N2", "V3", "P1", "P2", "T2"),
+        ("as it is", "two ranks", "drawn drafts"),
     ),
-    "fitted_one_slot": lambda folder: _fitted(folder, "fitted_one_slot", "one-slot", ("M2", "M3"), ("as it is",)),
+    "fitted_one_slot": lambda folder: _fitted(
+        folder, "fitted_one_slot", _FITTED_ONES / "one-slot", ("M2", "M3"), ("as it is",)
+    ),
+    "fitted_deep": _fitted_deep,
+    "fitted_fp8": _fitted_fp8,
 }  # fmt: skip
 
 

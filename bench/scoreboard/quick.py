@@ -8,7 +8,8 @@ from scoreboard.seeds import Seed
 __all__ = ["quick"]
 
 _CHEAPEST_FIRST = (
-    "analytic", "toy", "fitted", "toy_gqa", "analytic_qwen3", "toy_one_slot", "fitted_one_slot", "smollm2",
+    "analytic", "toy", "fitted", "fitted_deep", "fitted_fp8", "toy_gqa", "toy_deep", "toy_fp8", "analytic_qwen3",
+    "toy_one_slot", "fitted_one_slot", "smollm2",
 )  # fmt: skip
 _CLEAN = {
     ("analytic", "as it is"), ("analytic", "bf16"), ("analytic", "two ranks"), ("analytic", "one at a time"),

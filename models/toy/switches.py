@@ -1,6 +1,7 @@
-"""What every switch of the toy draft is worth: served acceptance, and the free run with one thing set wrong.
+"""What every switch of the toy drafts is worth: served acceptance, and the free run with one thing set wrong.
 
-Run it to write the table of README.md. The weights stay as they are in every row; only what they are taken for changes.
+Run it to write the tables of README.md. Of `draft` the weights stay as they are in every row, and only what they are
+taken for changes; `deep` is broken as the engine breaks a draft on purpose.
 """
 
 import sys
@@ -18,21 +19,24 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from toy.language import Language
 from toy.target import LAYERS, TARGET
-from toy.train import DEPTH, DRAFT
+from toy.train import DEEP, DEPTH, DRAFT
 
 from spectrace.engine.attention import Attend
 from spectrace.engine.checkpoint import build_draft, read_draft
 from spectrace.engine.draft import DraftModel
+from spectrace.engine.fault import Drafting, Source
+from spectrace.engine.faults import FAULTS
 from spectrace.engine.spec import DraftSpec, FuseNorm, MlaSpec, RopeKind, Stream
 from spectrace.replay.freerun import free_run_acceptance
 from spectrace.tracer.acceptance import acceptance_of_rows
 from spectrace.tracer.trace import Trace
 
-__all__ = ["Flip", "flips", "prompts", "record", "worth"]
+__all__ = ["DEEP_FAULTS", "Flip", "flips", "free_run", "prompts", "record", "worth"]
 
 _README = Path(__file__).resolve().parent / "README.md"
 _SEED = 2
-_BEGIN, _END = "<!-- written by switches.py -->", "<!-- end -->"
+_BEGIN, _END = "<!-- written by switches.py{} -->", "<!-- end -->"
+DEEP_FAULTS = ("N3", "N4", "N4:first", "P5", "P6", "P7", "R3", "R5", "A1", "A1:head", "A1:unscaled", "A2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,26 @@ def worth(trace: Trace, flip: Flip) -> float:
     return length
 
 
+def free_run(trace: Trace, fault: str = "") -> float:
+    """Walk acceptance of a free run of `deep`, as it is or with one of the engine's faults in it."""
+    checkpoint = read_draft(DEEP)
+    assert checkpoint.wiring
+    model = build_draft(checkpoint, target=TARGET, dtype=torch.float32)
+    if fault:
+        model = _broken(model, FAULTS[fault].breaks)
+    length = free_run_acceptance(trace, model, wiring=checkpoint.wiring.boundaries).acceptance_length
+    assert length is not None
+    return length
+
+
+def _broken(model: DraftModel, breaks: object) -> DraftModel:
+    assert isinstance(breaks, Drafting)
+    if breaks.spec:
+        return model.variant(spec=breaks.spec(model.spec))
+    assert breaks.weights
+    return model.variant(tensors=breaks.weights(model.state_dict(), Source(model.spec, TARGET)))
+
+
 def _weights(state: Mapping[str, Tensor], fuse_norm: FuseNorm) -> dict[str, Tensor]:
     """The draft's weights for another norm before `fc`: the slots' norms one after another, or none."""
     norms = [state[name] for name in state if name.startswith("fuse_norms.")]
@@ -139,47 +163,66 @@ def prompts(count: int) -> list[list[int]]:
     return Language.drawn().prompts(count, np.random.default_rng(_SEED))
 
 
-def record(folder: Path, asked: Sequence[Sequence[int]], *, max_new: int) -> Trace:
-    """Serve the pair on some prompts, with every boundary recorded."""
+def record(folder: Path, asked: Sequence[Sequence[int]], *, max_new: int, draft: Path = DRAFT) -> Trace:
+    """Serve the target with a draft on some prompts, with every boundary recorded."""
     from spectrace.engine.deployment import Deployment, Serving
 
     serving = Serving(depth=DEPTH, max_new=max_new, concurrency=len(asked), capture=tuple(range(LAYERS + 1)))
-    with Deployment(TARGET, DRAFT, threads=1) as pair:
+    with Deployment(TARGET, draft, threads=1) as pair:
         pair.serve(asked, serving, trace=folder)
     return Trace.open(folder)
+
+
+def _served(trace: Trace, right: float) -> str:
+    served = acceptance_of_rows(trace.rows("verified"))
+    rates = ", ".join(f"{rate:.3f}" for rate in served.conditional_rates)
+    return (
+        f"Served acceptance length {served.acceptance_length:.3f}, free run {right:.3f}; "
+        f"per depth {rates} (conditional), {served.rounds} rounds."
+    )
 
 
 def _table(trace: Trace) -> str:
     checkpoint = read_draft(DRAFT)
     assert checkpoint.wiring
     spec, wiring = checkpoint.spec, checkpoint.wiring.boundaries
-    served = acceptance_of_rows(trace.rows("verified"))
     right = worth(trace, Flip("", "as trained", spec, wiring))
     lines = [
-        f"Served acceptance length {served.acceptance_length:.3f}, free run {right:.3f}; per depth "
-        f"{', '.join(f'{rate:.3f}' for rate in served.conditional_rates)} (conditional), {served.rounds} rounds.",
-        "",
-        "| fault | set wrong | wiring | acceptance length | cost |",
-        "|---|---|---|---|---|",
-    ]
+        _served(trace, right), "", "| fault | set wrong | wiring | acceptance length | cost |", "|---|---|---|---|---|"
+    ]  # fmt: skip
     for flip in flips(spec, wiring):
         length = worth(trace, flip)
         lines.append(f"| {flip.fault} | {flip.what} | {flip.wiring} | {length:.3f} | {right - length:.3f} |")
     return "\n".join(lines)
 
 
+def _deep_table(trace: Trace) -> str:
+    right = free_run(trace)
+    lines = [_served(trace, right), "", "| fault | broken | acceptance length | cost |", "|---|---|---|---|"]
+    for name in DEEP_FAULTS:
+        length = free_run(trace, name)
+        lines.append(f"| {name} | {FAULTS[name].title} | {length:.3f} | {right - length:.3f} |")
+    return "\n".join(lines)
+
+
+_TABLES = {"": (DRAFT, _table), ": deep": (DEEP, _deep_table)}
+"""By what stands in the mark that a table goes behind."""
+
+
 @click.command()
 @click.option("--count", default=64, help="How many prompts.")
 @click.option("--max-new", default=96)
-@click.option("--readme", type=Path, default=_README, help="Where the table goes, between its marks.")
+@click.option("--readme", type=Path, default=_README, help="Where the tables go, between their marks.")
 def main(count: int, max_new: int, readme: Path) -> None:
-    """Measure the committed pair and write the table."""
-    with tempfile.TemporaryDirectory() as folder:
-        table = _table(record(Path(folder) / "trace", prompts(count), max_new=max_new))
-    print(table)
-    before, _, rest = readme.read_text("utf-8").partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    readme.write_text(f"{before}{_BEGIN}\n\n{table}\n\n{_END}{after}", "utf-8")
+    """Measure the committed pairs and write the tables."""
+    for mark, (draft, table_of) in _TABLES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            table = table_of(record(Path(folder) / "trace", prompts(count), max_new=max_new, draft=draft))
+        print(table)
+        begin = _BEGIN.format(mark)
+        before, _, rest = readme.read_text("utf-8").partition(begin)
+        _, _, after = rest.partition(_END)
+        readme.write_text(f"{before}{begin}\n\n{table}\n\n{_END}{after}", "utf-8")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@
 - `gqa`: grouped-query attention, Llama 3's RoPE scaling, one norm over all slots before `fc`, a last slot at L.
 - `one-slot`: one boundary, so that a feature is as wide as the draft and `fc` could be skipped unnoticed.
 - `undertrained`: the first, stopped early in its schedule.
+- `deep`: two layers of grouped-query attention with biases and head norms, the first with a sliding window; the whole
+  vocabulary; an embedding so quiet that its scale matters.
 
 Shapes: B texts, T tokens.
 """
@@ -26,10 +28,10 @@ from toy.target import LAYERS, RUN, WIDTH, load_target
 
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, MlaSpec, RopeKind, RopeSpec, Stream
 
-__all__ = ["DEPTH", "DRAFT", "RECIPES"]
+__all__ = ["DEEP", "DEPTH", "DRAFT", "RECIPES"]
 
 _HERE = Path(__file__).resolve().parent
-DRAFT = _HERE / "draft"
+DRAFT, DEEP = _HERE / "draft", _HERE / "deep"
 DEPTH = 4
 _SEED = 1
 _WRITTEN, _HELD_OUT, _WRITTEN_AT_ONCE, _LENGTH = 2048, 64, 512, 128
@@ -53,11 +55,18 @@ _GQA = replace(
     residual=Stream.PRE_NORM, feedback=Stream.PRE_NORM, fuse_norm=FuseNorm.WHOLE,
 )  # fmt: skip
 _ONE_SLOT = replace(_SPEC, slots=1, fuse_norm=FuseNorm.NONE)
+_DEEP = DraftSpec(
+    width=WIDTH, target_width=WIDTH, slots=3, mlp_width=96, target_vocab=VOCAB, draft_vocab=VOCAB,
+    attention=GqaSpec(heads=4, kv_heads=2, head_dim=24, qkv_bias=True, head_norms=True), rope=RopeSpec(theta=500.0),
+    windows=(8, None), residual=Stream.POST_NORM, feedback=Stream.POST_NORM, own_embedding=True,
+    embedding_scale=WIDTH**0.5, norm_eps=1e-5, context=_LENGTH,
+)  # fmt: skip
 RECIPES = {
     "draft": Recipe(_SPEC, (0, 3, 4), _GAINS, _SPREAD, depth=DEPTH),
     "gqa": Recipe(_GQA, (0, 3, LAYERS), _GAINS, _SPREAD, steps=1200),
     "one-slot": Recipe(_ONE_SLOT, (4,), (2.0,), _SPREAD, steps=800),
     "undertrained": Recipe(_SPEC, (0, 3, 4), _GAINS, _SPREAD, stop_after=165),
+    "deep": Recipe(_DEEP, (1, 3, 4), _GAINS, _SPREAD, later_spread=3.0, bias_spread=1.0, loudness=1e-3, steps=800),
 }
 
 
@@ -110,7 +119,7 @@ def written(target, language: Language) -> Texts:
 @click.argument("name", type=click.Choice(list(RECIPES)))
 @click.option("--threads", default=1)
 def main(name: str, threads: int) -> None:
-    """Train one of the drafts: half a minute to four minutes on one core."""
+    """Train one of the drafts: half a minute to five minutes on one core."""
     torch.set_num_threads(threads)
     target = load_target()
     texts = written(target, Language.drawn())

@@ -48,17 +48,19 @@ def test_an_mla_draft_is_read(new_draft: NewDraft, write_draft: Write, tmp_path:
 def test_what_is_not_used_missing_not_read_or_assumed_is_named(
     new_draft: NewDraft, write_draft: Write, tmp_path: Path
 ) -> None:
-    config, tensors = new_draft(num_hidden_layers=None, rms_norm_eps=None, target_hidden_size=None)
-    config |= {"attention_bias": True, "eagle_config": {"use_mtp_layernorm": True}, "sliding_window": None}
+    config, tensors = new_draft()
+    for name in ("num_hidden_layers", "rms_norm_eps", "target_hidden_size"):
+        del config[name]
+    config |= {"sliding_window": 7, "eagle_config": {"use_mtp_layernorm": True, "use_last_layernorm": True}}
     config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0, "truncate": False}
-    tensors["midlayer.self_attn.q_proj.bias"] = torch.zeros(48)
+    tensors["midlayer.self_attn.q_proj.bias"] = torch.zeros(48)  # no attention_bias in the config
     tensors["input_norm.weight"] = torch.ones(144)  # no norm_before_fc in the config: engines skip it silently
     tensors["t2d"] = torch.ones(96, dtype=torch.bool)
     del tensors["midlayer.hidden_norm.weight"]
     report = read_draft(write_draft(tmp_path, config, tensors)).report
     assert report.unused_tensors == ("input_norm.weight", "midlayer.self_attn.q_proj.bias")
     assert report.missing_tensors == ("midlayer.hidden_norm.weight",)
-    assert report.unread_fields == ("attention_bias", "eagle_config.use_mtp_layernorm", "rope_scaling.truncate")
+    assert report.unread_fields == ("eagle_config.use_mtp_layernorm", "rope_scaling.truncate", "sliding_window")
     assert report.assumed == {"num_hidden_layers": 1, "rms_norm_eps": 1e-6, "target_hidden_size": 48}
 
 
@@ -89,7 +91,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused_by_what_it_lacks(
         weights.write_bytes(whole[:length])
         assert "model.safetensors: not readable as safetensors" in told(folder)
     weights.unlink()
-    assert "no *.safetensors in it; convert pytorch_model.bin to safetensors first" in told(folder)
+    assert "no *.safetensors and no pytorch_model.bin in it, but config.json; expected" in told(folder)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_a_boundary_that_a_target_does_not_have_is_refused_by_ids_and_key(
 
 
 def test_a_target_given_as_a_draft_is_refused(target_of: Callable[..., Path]) -> None:
-    with pytest.raises(UserError, match=r"no tensor fc.weight.*a target model was given\?"):
+    with pytest.raises(UserError, match=r"not an EAGLE-3 draft but a whole target model \(LlamaForCausalLM\)"):
         read_draft(target_of("llama"))
 
 

@@ -14,7 +14,7 @@ from spectrace.engine.deployment import Deployment, Serving
 from spectrace.engine.sampling import Sampling
 
 Alone = Callable[..., list[int]]
-PAIRS = [("llama", "gqa"), ("llama", "mla"), ("qwen3", "gqa")]
+PAIRS = [("llama", "gqa"), ("llama", "mla"), ("qwen3", "gqa"), ("llama", "deep")]
 
 
 def test_the_answers_of_the_tiny_targets_are_worth_comparing(

@@ -121,7 +121,7 @@ class Alone:
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("attention", ["gqa", "mla"])
+@pytest.mark.parametrize("attention", ["gqa", "mla", "deep"])
 def test_packed_rows_are_those_of_one_causal_forward(
     attention: str, shape: TreeShape, target_of: Callable[..., Path], draft_of: Callable[..., Path], tmp_path: Path
 ) -> None:

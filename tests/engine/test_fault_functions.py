@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,9 +15,10 @@ from torch import Tensor
 
 from spectrace.engine.checkpoint import build_draft, read_draft
 from spectrace.engine.draft import DraftModel
-from spectrace.engine.fault import Capture, Drafting, Fault, Feeding, HandedGroup, HandOff, broken
+from spectrace.engine.fault import Answering, Capture, Drafting, Fault, Feeding, HandedGroup, HandOff, Source, broken
 from spectrace.engine.faults import FAULTS
-from spectrace.engine.spec import FuseNorm, MlaSpec, RopeKind, Stream
+from spectrace.engine.rope import inverse_frequencies, rotary_table, rotate
+from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, MlaSpec, RopeKind, RopeSpec, Stream
 from spectrace.engine.tree import top_candidates
 
 LAYERS = 30
@@ -125,7 +128,7 @@ def test_casts() -> None:
 def drafts(
     target_of: Callable[..., Path], new_draft: Any, write_draft: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, DraftModel]:
-    """A draft with GQA, and one with MLA and scaled RoPE."""
+    """A draft with GQA, one with MLA and scaled RoPE, and one of two layers with all that others lack."""
     yarn = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0}
     made = {"gqa": new_draft("gqa", norm_before_fc=True), "mla": new_draft("mla", rope_scaling=yarn)}
     folder = tmp_path_factory.mktemp("drafts")
@@ -134,17 +137,35 @@ def drafts(
             read_draft(write_draft(folder / kind, *draft)), target=target_of("llama"), dtype=torch.float32
         )
         for kind, draft in made.items()
-    }
+    } | {"deep": deep_draft()}
 
 
-def rebuilt(fault: Fault, model: DraftModel, target: Path) -> tuple[DraftModel, set[str]]:
+DEEP = DraftSpec(
+    width=48, target_width=48, slots=3, mlp_width=32, target_vocab=96, draft_vocab=96,
+    attention=GqaSpec(heads=4, kv_heads=2, head_dim=12, qkv_bias=True, head_norms=True), rope=RopeSpec(share=2 / 3),
+    windows=(None, 5), own_embedding=True, embedding_scale=7.0, unit_offset_norms=True, context=20,
+)  # fmt: skip
+
+
+def deep_draft() -> DraftModel:
+    """Every tensor random."""
+    torch.manual_seed(0)
+    model = DraftModel(DEEP)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    return model.eval().requires_grad_(False)
+
+
+def rebuilt(
+    fault: Fault, model: DraftModel, target: Path, scales: dict[str, Tensor] | None = None
+) -> tuple[DraftModel, set[str]]:
     """The draft with a fault, and which of its tensors are other ones; the rest are the very same memory."""
     [drafting] = broken([fault], Drafting)
     if drafting.spec:
         other = model.variant(spec=drafting.spec(model.spec))
     else:
         assert drafting.weights
-        other = model.variant(tensors=drafting.weights(model.state_dict(), model.spec, target))
+        other = model.variant(tensors=drafting.weights(model.state_dict(), Source(model.spec, target, scales or {})))
     old, new = model.state_dict(), other.state_dict()
     same = {name for name in old.keys() & new.keys() if new[name].data_ptr() == old[name].data_ptr()}
     assert all(new[name].dtype == old[name].dtype and new[name].shape == old[name].shape for name in new)
@@ -178,8 +199,26 @@ def test_a_variant_without_changes_computes_the_same(drafts: dict[str, DraftMode
     """Frequencies, which no checkpoint holds, included."""
     for model in drafts.values():
         twin = model.variant()
-        assert torch.equal(twin.attention.frequencies, model.attention.frequencies)
+        assert torch.equal(twin.frequencies, model.frequencies)
         assert not any(parameter.requires_grad or parameter.is_meta for parameter in twin.parameters())
+
+
+def broken_spec(name: str, spec: DraftSpec) -> DraftSpec:
+    change = place(name, Drafting).spec
+    return change(spec)  # type: ignore[no-any-return]
+
+
+def test_switches_of_drafts_of_several_layers(drafts: dict[str, DraftModel], target_of: Callable[..., Path]) -> None:
+    model, biases = drafts["deep"], {f"{layer}attention.{x}.bias" for layer in ("", "later.0.") for x in "qkv"}
+    for name, gone in {"P7": biases, "A2": set(), "A1:unscaled": set()}.items():
+        assert rebuilt(FAULTS[name], model, target_of("llama"))[1] == gone
+    shape = broken_spec("P7", DEEP).attention
+    assert shape == GqaSpec(heads=4, kv_heads=2, head_dim=12, head_norms=True)
+    assert broken_spec("P7", DEEP) == replace(DEEP, attention=shape)
+    assert broken_spec("A2", DEEP) == replace(DEEP, windows=(None, None))
+    assert broken_spec("A1:unscaled", DEEP) == replace(DEEP, embedding_scale=1.0)
+    plain = drafts["gqa"].spec
+    assert broken_spec("A1:scaled", plain) == replace(plain, embedding_scale=48**0.5)
 
 
 WEIGHTS = {
@@ -193,6 +232,7 @@ WEIGHTS = {
     "P2": {"head.weight"},
     "P3": {"embedding.weight"},
     "P4": {"mlp.gate.weight", "mlp.up.weight"},
+    "P5": {"attention.q.weight", "attention.k.weight"},
 }
 
 
@@ -215,6 +255,107 @@ def test_weights(name: str, drafts: dict[str, DraftModel], target_of: Callable[.
         assert other.embedding.weight.std().item() == pytest.approx(model.embedding.weight.std().item(), rel=0.05)
     if name == "P4":
         assert torch.equal(other.mlp.gate.weight, model.mlp.up.weight)
+
+
+def test_a_norm_that_was_never_loaded_changes_nothing(
+    drafts: dict[str, DraftModel], target_of: Callable[..., Path]
+) -> None:
+    for kind, plain in (("gqa", 1), ("deep", 0)):
+        other, _ = rebuilt(FAULTS["P1:norm"], drafts[kind], target_of("llama"))
+        assert (other.output_norm.weight == plain).all()
+
+
+ROTATED = {
+    "gqa": {"attention.q.weight", "attention.k.weight"},
+    "mla": {"attention.q_up.weight", "attention.kv_down.weight"},
+    "deep": {f"{at}attention.{x}.{kind}" for at in ("", "later.0.") for x in "qk" for kind in ("weight", "bias")},
+}
+
+
+@pytest.mark.parametrize("kind", ROTATED)
+def test_rows_for_the_other_rope_are_what_it_takes_for_the_same(
+    kind: str, drafts: dict[str, DraftModel], target_of: Callable[..., Path]
+) -> None:
+    """Rotated as the other kind has it, they give the same scores; what carries no position stays where it was."""
+    model = drafts[kind]
+    other, changed = rebuilt(FAULTS["P5"], model, target_of("llama"))
+    assert changed == ROTATED[kind]
+    spec = model.spec
+    shape, width = spec.attention, spec.rope_width
+    cos, sin = rotary_table(inverse_frequencies(spec.rope, width), torch.arange(5), scale=1.0)
+    for name in changed:
+        ones = [state.state_dict()[name] for state in (model, other)]
+        if isinstance(shape, MlaSpec):
+            dim = shape.key_dim if "q_up" in name else shape.kv_rank + shape.rope_dim
+        else:
+            dim = shape.head_dim
+        heads, moved = (one.reshape(-1, dim, *one.shape[1:]) for one in ones)
+        turn = slice(dim - width, dim) if isinstance(shape, MlaSpec) else slice(width)
+        still = slice(dim - width) if isinstance(shape, MlaSpec) else slice(width, dim)
+        assert torch.equal(heads[:, still], moved[:, still]) and not torch.equal(heads[:, turn], moved[:, turn])
+        for head, there in zip(heads[:, turn], moved[:, turn], strict=True):
+            row, same = head.reshape(width, -1)[:, 0], there.reshape(width, -1)[:, 0]
+            pairs = spec.rope.interleaved
+            right = rotate(row.expand(5, 1, -1), cos, sin, interleaved=pairs)
+            meant = rotate(same.expand(5, 1, -1), cos, sin, interleaved=not pairs)
+            torch.testing.assert_close((right * right[0]).sum(-1), (meant * meant[0]).sum(-1))
+
+
+@pytest.mark.parametrize("kind", ["gqa", "mla", "deep"])
+def test_another_step_moves_all_that_is_trained_by_little(
+    kind: str, drafts: dict[str, DraftModel], target_of: Callable[..., Path]
+) -> None:
+    model = drafts[kind]
+    other, changed = rebuilt(FAULTS["P6"], model, target_of("llama"))
+    shared = set() if kind == "deep" else {"embedding.weight"}
+    assert changed == {*model.state_dict()} - {"d2t"} - shared
+    for name in changed:
+        old, new = model.state_dict()[name], other.state_dict()[name]
+        by = (new / old - 1).std().item()
+        assert not torch.equal(old, new) and by == pytest.approx(0.1, rel=0.5 if old.ndim == 1 else 0.1), name
+    again = rebuilt(FAULTS["P6"], model, target_of("llama"))[0].state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in other.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_scales_tensors_are_what_is_stored(
+    dtype: torch.dtype, drafts: dict[str, DraftModel], target_of: Callable[..., Path]
+) -> None:
+    """To the last bit, though what was loaded had been rounded."""
+    model, names = drafts["deep"], ("fc.weight", "later.0.attention.q.weight")
+    scales = {name: model.state_dict()[name].abs().amax(1, keepdim=True) / 448 for name in names}
+    stored = {name: (model.state_dict()[name] / scales[name]).to(torch.float8_e4m3fn).float() for name in names}
+    loaded = model.variant(tensors={name: (stored[name] * scales[name]).to(dtype) for name in names})
+    other, changed = rebuilt(FAULTS["P8"], loaded, target_of("llama"), scales)
+    assert changed == {*names}
+    assert all(torch.equal(other.state_dict()[name], stored[name].to(dtype)) for name in names)
+    whole = {"fc.weight": torch.tensor(0.3)}
+    other, _ = rebuilt(FAULTS["P8"], model, target_of("llama"), whole)
+    torch.testing.assert_close(other.fc.weight * 0.3, model.fc.weight)
+
+
+def test_later_layers_take_a_norm_that_is_not_theirs(
+    drafts: dict[str, DraftModel], target_of: Callable[..., Path]
+) -> None:
+    model, name = drafts["deep"], "later.0.input_norm.weight"
+    plain, changed = rebuilt(FAULTS["N4"], model, target_of("llama"))
+    assert changed == {name} and (plain.state_dict()[name] == 0).all()  # of norms that multiply by 1 + weight
+    x = torch.randn(3, 48)
+    torch.testing.assert_close(plain.later[0].input_norm(x), x / x.square().mean(-1, keepdim=True).sqrt())
+    first, changed = rebuilt(FAULTS["N4:first"], model, target_of("llama"))
+    assert changed == {name} and torch.equal(first.state_dict()[name], model.feature_norm.weight)
+
+
+def test_what_a_draft_owns_is_overwritten_by_its_target(
+    drafts: dict[str, DraftModel], target_of: Callable[..., Path]
+) -> None:
+    model, held = drafts["deep"], load_file(target_of("llama") / "model.safetensors")
+    for name, ours, theirs in (
+        ("A1", "embedding.weight", "model.embed_tokens.weight"),
+        ("A1:head", "head.weight", "lm_head.weight"),
+    ):
+        other, changed = rebuilt(FAULTS[name], model, target_of("llama"))
+        assert changed == {ours} and torch.equal(other.state_dict()[ours], held[theirs])
 
 
 def test_tables(drafts: dict[str, DraftModel], target_of: Callable[..., Path]) -> None:
@@ -242,6 +383,20 @@ def test_choices() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0], [5.0, 0.0, 4.0, 1.0]])
     picked = top_candidates(logits, 2)
     pick = place("Q1", Drafting).pick
-    assert pick(logits, picked, 1, 1) is picked and pick(logits, picked, 0, 0) is picked
-    assert pick(logits, picked, 0, 1).ids.tolist() == [[3, 2], [2, 3]]
-    assert pick(logits, top_candidates(logits, 1), 0, 1).ids.tolist() == [[3], [2]]
+
+    def rows(depth: int, rank: int) -> Answering:
+        return Answering(depth, np.array([4, 9]), rank, DEEP)
+
+    assert pick(logits, picked, rows(1, 1)) is picked and pick(logits, picked, rows(0, 0)) is picked
+    assert pick(logits, picked, rows(0, 1)).ids.tolist() == [[3, 2], [2, 3]]
+    assert pick(logits, top_candidates(logits, 1), rows(0, 1)).ids.tolist() == [[3], [2]]
+
+
+def test_nothing_is_drafted_beyond_the_context() -> None:
+    """Of 20 positions the last is 19."""
+    logits = torch.eye(4)[1:]
+    picked, rows = top_candidates(logits, 1), Answering(1, np.array([19, 20, 35]), 0, DEEP)
+    assert picked.ids.tolist() == [[1], [2], [3]]
+    assert place("A3", Drafting).pick(logits, picked, rows).ids.tolist() == [[1], [0], [0]]
+    anywhere = Answering(1, rows.positions, 0, replace(DEEP, context=None))
+    assert place("A3", Drafting).pick(logits, picked, anywhere).ids.tolist() == picked.ids.tolist()

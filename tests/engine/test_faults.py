@@ -26,7 +26,8 @@ PLAIN: dict[str, Any] = {
     "max_new": 16, "concurrency": 3, "chunk": 7, "capture": tuple(range(6)), "level": Level.FULL, "ignore_end": True,
 }  # fmt: skip
 SAMPLED = {"sampling": Sampling(1.0, sampled_drafts=True), "max_new": 48}
-# What a fault is tried with, beyond PLAIN; "narrow" is a draft of one slot with a norm before fc and scaled RoPE.
+# What a fault is tried with, beyond PLAIN. "narrow" is a draft of one slot with a norm before fc and scaled RoPE, and
+# "deep" has two layers, a window, biases, scales, an embedding of its own that is scaled, a context that texts pass.
 NEEDS: dict[str, dict[str, Any]] = {
     "W7": {"wiring": (0, 2, 5)},
     "X3": {"fixed_window": True},
@@ -34,8 +35,10 @@ NEEDS: dict[str, dict[str, Any]] = {
     "S1": SAMPLED,
     "S1:residual": SAMPLED,
     "S2": SAMPLED,
+    "A3": {"max_new": 24},
 }
 NARROW = {"M2", "N2", "R4"}
+DEEP = {"N4", "N4:first", "P7", "P8", "A1", "A1:head", "A1:unscaled", "A2", "A3"}
 RANKS = {"W9", "Q1"}  # of which test_fault_ranks tells
 # Which of the promises below a fault breaks; those that are not named here break none that can be seen at this size.
 BREAKS = {
@@ -46,12 +49,14 @@ BREAKS = {
     "positions": {"R1", "R2"},
     "map": {"V1", "V2", "V3", "V4", "V5"},
     "loaded": {
-        "V1", "V3", "V4", "V5", "N2", "P1:attention", "P1:fc", "P1:norm", "P1:mlp", "P2", "P3", "P4",
+        "V1", "V3", "V4", "V5", "N2", "P1:attention", "P1:fc", "P1:norm", "P1:mlp", "P2", "P3", "P4", "P5", "P6",
+        "P7", "P8", "N4", "N4:first", "A1", "A1:head",
     },
-    "hidden": {"M2", "N1", "N2", "R3", "R3:double", "R3:half", "R4", "R5", "P3", "P4"}
-    | {"P1:attention", "P1:fc", "P1:norm", "P1:mlp"},
+    "hidden": {"M2", "N1", "N2", "R3", "R3:double", "R3:half", "R4", "R5", "P3", "P4", "P5", "P6", "P7", "P8"}
+    | {"P1:attention", "P1:fc", "P1:norm", "P1:mlp", "N4", "N4:first", "A1", "A1:unscaled", "A2"},
     "state": {"N3"},
-    "head": {"P2"},
+    "head": {"P2", "P6", "A1:head"},
+    "choice": {"A3"},
 }  # fmt: skip
 
 
@@ -125,15 +130,22 @@ class Recorded:
         answers = drafted.take(drafted.has("logits").nonzero()[0])
         return close(answers.tensor("logits", "values"), self.draft.logits(answers.tensor("hidden")).topk(16).values)
 
+    def choice(self) -> bool:
+        """A row answers with its best token, unless drafts are drawn."""
+        drafted = self.trace.rows("drafted")
+        answers = drafted.take(drafted.has("logits").nonzero()[0])
+        best = answers.tensor("logits", "ids")[:, 0].tolist()
+        drawn = self.trace.manifest["serving"]["sampling"]["sampled_drafts"]
+        return drawn or bool(answers["draft_token"].tolist() == best)
+
     @torch.inference_mode()
     def _computed(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What the draft that was believed to serve makes of the first step: a piece of the first prompt."""
         rows = self.trace.rows("received", step=0, depth=0)
-        mask = torch.ones(len(rows), len(rows), dtype=torch.bool).tril()
         tokens, positions = (torch.from_numpy(rows[name].astype(np.int64)) for name in ("token", "position"))
-        return self.draft(
-            tokens, self.draft.fuse(rows.tensor("features")), positions, PackedAttend(KeyValueCache(), mask)
-        )
+        back = positions[:, None] - positions
+        attend = PackedAttend(KeyValueCache(), back >= 0, lambda window: back < window)
+        return self.draft(tokens, self.draft.fuse(rows.tensor("features")), positions, attend)
 
     def _same(self, kind: str, expected: torch.Tensor) -> bool:
         drafted = self.trace.rows("drafted", step=0, depth=0)
@@ -148,25 +160,39 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool(((found - expected).abs().amax(-1) / expected.abs().amax(-1)).max() <= 1e-4)
 
 
-class Lab:
-    """Two running pairs, and what they have recorded with and without a fault."""
+def kind_of(name: str) -> str:
+    return "narrow" if name in NARROW else "deep" if name in DEEP else "usual"
 
-    def __init__(self, pairs: dict[bool, Deployment], prompts: list[list[int]], folder: Path) -> None:
+
+class Lab:
+    """Running pairs, and what they have recorded with and without a fault."""
+
+    def __init__(self, pairs: dict[str, Deployment], prompts: list[list[int]], folder: Path) -> None:
         self.pairs, self.prompts, self.folder = pairs, prompts[2:5], folder
-        self.drafts = {narrow: draft_of_pair(pair) for narrow, pair in pairs.items()}
+        self.drafts = {kind: draft_of_pair(pair) for kind, pair in pairs.items()}
         self.healthy = cache(self._healthy)
 
     def broken(self, name: str) -> Recorded:
-        return self.record(name in NARROW, self.folder / name, faults=(name,), **NEEDS.get(name, {}))
+        return self.record(kind_of(name), self.folder / name, faults=(name,), **NEEDS.get(name, {}))
 
     def _healthy(self, name: str) -> Recorded:
-        return self.record(name in NARROW, self.folder / f"healthy-{name}", **NEEDS.get(name, {}))
+        return self.record(kind_of(name), self.folder / f"healthy-{name}", **NEEDS.get(name, {}))
 
-    def record(self, narrow: bool, folder: Path, **changes: Any) -> Recorded:
-        wiring = {} if narrow else {"wiring": WIRING}
-        served = self.pairs[narrow].serve(self.prompts, Serving(**{**PLAIN, **wiring, **changes}), trace=folder)
+    def record(self, kind: str, folder: Path, **changes: Any) -> Recorded:
+        wiring = {} if kind == "narrow" else {"wiring": WIRING}
+        served = self.pairs[kind].serve(self.prompts, Serving(**{**PLAIN, **wiring, **changes}), trace=folder)
         assert served.losses == ()
-        return Recorded(folder, [request.output for request in served.requests], self.prompts, self.drafts[narrow])
+        return Recorded(folder, [request.output for request in served.requests], self.prompts, self.drafts[kind])
+
+
+def quantised(tensors: dict[str, torch.Tensor], *endings: str) -> dict[str, torch.Tensor]:
+    """Some tensors in eight bits, with a scale for each row."""
+    found = dict(tensors)
+    for name in (name for name in tensors if name.endswith(endings)):
+        scale = tensors[name].abs().amax(1, keepdim=True) / 448
+        found[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
+        found[name.removesuffix("weight") + "weight_scale"] = scale
+    return found
 
 
 def draft_of_pair(pair: Deployment) -> DraftModel:
@@ -186,26 +212,35 @@ def lab(
     yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
     config = new_draft(eagle_aux_hidden_state_layer_ids=[2], norm_before_fc=True, rope_scaling=yarn)
     narrow = write_draft(tmp_path_factory.mktemp("narrow"), *config)
-    with Deployment(target_of("llama"), narrow, threads=1) as pair:
-        yield Lab({False: pair_of("llama", "gqa"), True: pair}, prompts, tmp_path_factory.mktemp("faults"))
+    told, tensors = new_draft(
+        "deep", draft_vocab_size=None, sliding_window=3, embedding_scale=7.0, max_position_embeddings=20
+    )
+    tensors["embed_tokens.weight"] = 1e-3 * torch.randn(96, 48, generator=torch.Generator().manual_seed(5))
+    deep = write_draft(
+        tmp_path_factory.mktemp("deep"), told, quantised(tensors, "fc.weight", "1.self_attn.q_proj.weight")
+    )
+    folder, target = tmp_path_factory.mktemp("faults"), target_of("llama")
+    with Deployment(target, narrow, threads=1) as one, Deployment(target, deep, threads=1) as two:
+        yield Lab({"usual": pair_of("llama", "gqa"), "narrow": one, "deep": two}, prompts, folder)
 
 
 def test_every_fault_has_a_name_of_its_own_and_breaks_something() -> None:
     silent = {name for name in FAULTS if not any(name in names for names in BREAKS.values())}
-    assert silent == {"Q1", "S1", "S1:residual", "S2"}
+    assert silent == {"Q1", "S1", "S1:residual", "S2", "A1:scaled"}  # a loud embedding is normed whatever its scale
     for name, fault in FAULTS.items():
         assert fault.name == name and name.startswith(fault.id) and fault.title
 
 
 def test_a_healthy_trace_keeps_every_promise(lab: Lab) -> None:
-    for name in ("N3", "N2", *NEEDS):
+    for name in ("N3", "N2", "N4", *NEEDS):
         assert lab.healthy(name).broken() == set(), name
 
 
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in RANKS])
 def test_a_fault_shows_where_its_title_says_and_nowhere_else(name: str, lab: Lab) -> None:
     """In the trace alone: answers stay, unless verification is broken, and what the engine says about itself stays."""
-    healthy, broken = lab.healthy(name if name in NEEDS else "N2" if name in NARROW else "N3"), lab.broken(name)
+    like = {"narrow": "N2", "deep": "N4", "usual": "N3"}[kind_of(name)]
+    healthy, broken = lab.healthy(name if name in NEEDS else like), lab.broken(name)
     assert (broken.outputs == healthy.outputs) == (not name.startswith("S"))
     unmoved = name in ("W1:slot0",)  # boundary 0 cannot be taken earlier
     assert broken.broken() == set() if unmoved else broken.broken() == {what for what in BREAKS if name in BREAKS[what]}
@@ -216,9 +251,9 @@ def test_a_fault_shows_where_its_title_says_and_nowhere_else(name: str, lab: Lab
 
 
 def test_a_fault_that_is_switched_off_leaves_nothing_behind(lab: Lab) -> None:
-    healthy = lab.record(False, lab.folder / "before")
-    lab.record(False, lab.folder / "between", faults=("W8", "M3:stale", "T1", "X1", "V5", "P3", "N3", "R5", "R1"))
-    again = lab.record(False, lab.folder / "after")
+    healthy = lab.record("usual", lab.folder / "before")
+    lab.record("usual", lab.folder / "between", faults=("W8", "M3:stale", "T1", "X1", "V5", "P3", "N3", "R5", "R1"))
+    again = lab.record("usual", lab.folder / "after")
     assert again.broken() == set()
     assert (healthy.received["hashes"] == again.received["hashes"]).all()
     states = [recorded.trace.rows("drafted")["state_hash"] for recorded in (healthy, again)]
@@ -249,6 +284,19 @@ def test_a_wrong_wiring_costs_acceptance(pair_of: Callable[..., Deployment], pro
         ("T2", {}, "prompts are whole, no chunk ends inside one; give --chunk"),
         ("X3", {}, "rejected rows are not handed over; give --fixed-window"),
         ("X4", {}, "a chain has no order to lose; give --topk 2 or more"),
+        ("P7", {}, "the draft's q, k and v have no bias; use a draft with attention_bias"),
+        ("P8", {}, "the draft is not quantised: there are no scales; use one that is"),
+        ("N4", {}, "the draft has one layer; use a draft of several"),
+        ("A1", {}, "the draft has the target's embedding already; use a draft with one of its own"),
+        ("A1:head", {}, "the draft's head has 64 rows, the target's 96; use a draft of the whole vocabulary"),
+        ("A1:unscaled", {}, "the draft's embedding is not scaled; use a draft with embedding_scale"),
+        ("A2", {}, "no layer of the draft has a sliding window; use a draft with one"),
+        ("A3", {}, "the draft has no max_position_embeddings; use a draft with one"),
+        (
+            "A3",
+            {"topk": 2, "draft_tokens": 4},
+            "beyond a context chains of chosen tokens end; leave --topk and --sample-drafts away",
+        ),
         ("Q1", {}, "one rank alone has nobody to differ from; give --draft-tp 2"),
         ("S1", {}, "greedy verification has nothing of it; give --temperature"),
         ("S2", {"sampling": Sampling(1.0)}, "no draft is drawn; give --temperature and --sample-drafts"),
@@ -270,7 +318,19 @@ def test_what_a_fault_needs_is_said(
             "P2",
             "gqa",
             {"hidden_size": 24, "target_hidden_size": 48},
-            "the target's head reads width 48, but the draft's",
+            "the target's head is of width 48, but the draft is of 24",
+        ),
+        (
+            "A1:head",
+            "mla",
+            {"hidden_size": 24, "target_hidden_size": 48},
+            "the target's head is of width 48, but the draft",
+        ),
+        (
+            "A1:scaled",
+            "gqa",
+            {"embedding_scale": 7.0},
+            "the draft's embedding is scaled, by 7; use a draft without a scale",
         ),
     ],
 )

@@ -25,7 +25,9 @@ Alone = Callable[..., list[int]]
 Pair = tuple[str, str]
 Recorded = Callable[[Pair, int, int], tuple[Trace, Served]]
 FAMILIES = ("llama", "qwen3", "deepseek_v3", "kimi_k25", "gemma3_text")
-PAIRS: list[Pair] = [*((family, "gqa") for family in FAMILIES), ("llama", "mla"), ("kimi_k25", "mla")]
+PAIRS: list[Pair] = [
+    *((family, "gqa") for family in FAMILIES), ("llama", "mla"), ("kimi_k25", "mla"), ("llama", "deep"),
+]  # fmt: skip
 RANKS = [(1, 1), (2, 1), (1, 2), (2, 2)]
 KINDS = {
     "emitted": ("slots", "logits"),
@@ -162,7 +164,7 @@ def test_states_of_a_split_target_are_those_of_a_whole_one(pair: Pair, recorded:
         assert ((found - expected).abs().amax(-1) / expected.abs().amax(-1)).max() <= limit
 
 
-@pytest.mark.parametrize("pair", [("llama", "gqa"), ("kimi_k25", "mla")], ids="-".join)
+@pytest.mark.parametrize("pair", [("llama", "gqa"), ("kimi_k25", "mla"), ("llama", "deep")], ids="-".join)
 def test_replay_reproduces_what_ranks_have_drafted(
     pair: Pair,
     recorded: Recorded,

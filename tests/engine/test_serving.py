@@ -168,7 +168,7 @@ def test_a_draft_of_another_target_is_refused_when_the_pair_is_made(
     direct = write_draft(tmp_path / "direct", config, {**tensors, "d2t": ids})
     refused(target, direct, "tensor d2t names token .*, but the vocabulary is 0 to 95; d2t holds offsets")
     refused(target, tmp_path / "nowhere", "no such folder")
-    refused(target, target, "no tensor fc.weight")
+    refused(target, target, "not an EAGLE-3 draft but a whole target model")
 
 
 def test_a_target_that_is_none_is_refused_when_the_pair_is_made(

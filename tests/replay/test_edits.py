@@ -13,12 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from spectrace.engine.checkpoint import read_draft
 from spectrace.engine.dialect import read_spec, read_wiring
 from spectrace.engine.fields import Fields, read_config
-from spectrace.engine.spec import FuseNorm, RopeKind, RopeSpec, Stream
-from spectrace.replay.edits import Edit, drop_tensor, fix_hand_off, fix_switch, fix_wiring
+from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, RopeKind, RopeSpec, Stream
+from spectrace.replay.edits import fix_hand_off, fix_switch, fix_weights, fix_wiring
 from spectrace.replay.links import ENGINE_LINKS, PUBLIC
 from spectrace.replay.profiles import PROFILES, Profile, profile_of
+from spectrace.replay.rewriting import Edit
+from spectrace.replay.tensor_edits import drop_tensors, turn_rows
+from spectrace.replay.turned import in_other_order, rotated
 
 IDS, NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 OURS = PROFILES["spectrace"]
@@ -167,6 +171,111 @@ def test_a_switch_of_the_config_reads_right_after_the_edit(
     assert read(read_spec(fields, _shapes(tensors), read_wiring(fields))) == right
 
 
+def _biases(spec: DraftSpec) -> tuple[bool, bool]:
+    assert isinstance(spec.attention, GqaSpec)
+    return spec.attention.qkv_bias, spec.attention.o_bias
+
+
+DEEP: list[tuple[str, object, dict[str, Any], Any, object]] = [
+    ("attention bias", "q, k, v, o", {"attention_bias": False}, _biases, (True, True)),
+    ("attention bias", "q, k, v, o", {"attention_bias": None}, _biases, (True, True)),
+    ("attention bias", "o", {}, _biases, (False, True)),
+    ("attention bias", "none", {"bias": True}, _biases, (False, False)),
+    ("MLP bias", "applied", {"mlp_bias": False}, lambda spec: spec.mlp_bias, True),
+    ("MLP bias", "none", {}, lambda spec: spec.mlp_bias, False),
+    ("window", (5, None), {}, lambda spec: spec.windows, (5, None)),
+    ("window", (7, None), {"use_sliding_window": False}, lambda spec: spec.windows, (7, None)),
+    ("window", (None, 9), {"layer_types": None, "sliding_window": None}, lambda spec: spec.windows, (None, 9)),
+    ("window", (None, None), {}, lambda spec: spec.windows, (None, None)),
+    ("embedding scale", 6.5, {}, lambda spec: spec.embedding_scale, 6.5),
+    ("embedding scale", 1.0, {"embedding_scale": 3.0}, lambda spec: spec.embedding_scale, 1.0),
+    ("context", 4096, {"max_position_embeddings": 64}, lambda spec: spec.context, 4096),
+]
+
+
+@pytest.mark.parametrize(("switch", "right", "config", "read", "wanted"), DEEP)
+def test_a_switch_of_later_drafts_reads_right_after_the_edit(
+    tmp_path: Path, new_draft: Any, switch: str, right: object, config: dict[str, Any], read: Any, wanted: object
+) -> None:
+    base, tensors = new_draft("deep")
+    draft = _folder(
+        tmp_path / "draft", **{name: value for name, value in {**base, **config}.items() if value is not None}
+    )
+    edit = fix_switch(OURS, switch, who="config", draft=draft, served=None, right=right, now="something else")
+    assert "something else" in edit.text
+    _carry_out(edit)
+    fields = _fields(draft)
+    assert read(read_spec(fields, _shapes(tensors), read_wiring(fields))) == wanted
+
+
+def test_a_window_that_a_copy_lost_comes_back_whole(tmp_path: Path, new_draft: Any) -> None:
+    base, tensors = new_draft("deep")
+    draft = _folder(tmp_path / "draft", **base)
+    lost = {name: value for name, value in base.items() if name not in ("layer_types", "sliding_window")}
+    served = _folder(tmp_path / "served", **lost)
+    edit = fix_switch(OURS, "window", who="conversion", draft=draft, served=served, right=(7, None), now=(None, None))
+    assert "the sliding window has to be 7, none by layer, and is none" in edit.text
+    _carry_out(edit)
+    fields = _fields(served)
+    assert read_spec(fields, _shapes(tensors), read_wiring(fields)).windows == (7, None)
+
+
+def test_a_config_that_nests_its_layer_s_fields_is_set_where_it_has_them(tmp_path: Path) -> None:
+    """speculators' layout."""
+    body = {"model_type": "llama", "rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}}
+    draft = _folder(tmp_path / "draft", speculators_model_type="eagle3", transformer_layer_config=body)
+    for switch, right in (("rope theta", 777.0), ("attention bias", "q, k, v"), ("residual", Stream.POST_NORM)):
+        _carry_out(fix_switch(OURS, switch, who="config", draft=draft, served=None, right=right, now="other"))
+    held = read_config(draft)
+    assert held["norm_before_residual"] is True and "rope_theta" not in held and "attention_bias" not in held
+    assert held["transformer_layer_config"] == {
+        "model_type": "llama", "rope_parameters": {"rope_theta": 777.0, "rope_type": "default"}, "attention_bias": True
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("who", ["engine", "conversion"])
+def test_other_weights_are_replaced_by_serving_the_right_folder(tmp_path: Path, who: str) -> None:
+    draft, served = _folder(tmp_path / "my draft"), _folder(tmp_path / "served")
+    edit = fix_weights(OURS, who=who, draft=draft, served=served)  # type: ignore[arg-type]
+    if who == "engine":
+        assert "build_draft" in edit.text and not edit.command
+        return
+    assert edit.text.startswith(f"serve {draft}, not {served}")
+    assert shlex.split(edit.command)[-2:] == ["--draft", str(draft)]
+    since = fix_weights(OURS, who="conversion", draft=draft, served=draft)
+    assert "written since this trace was served" in since.text
+
+
+@pytest.mark.parametrize("attention", ["gqa", "mla", "deep"])
+@pytest.mark.parametrize("back", [False, True])
+def test_rows_in_another_order_are_put_into_the_right_one(
+    tmp_path: Path, new_draft: Any, write_draft: Any, attention: str, back: bool
+) -> None:
+    config, tensors = new_draft(attention)
+    draft = write_draft(tmp_path / "draft", config, tensors)
+    checkpoint = read_draft(draft)
+    spec, names = checkpoint.spec, checkpoint.names
+    turned = {names[name]: rows for name, rows in rotated(checkpoint.tensors, spec)}
+    wrong = {name: in_other_order(tensors[name], rows, spec, back=not back) for name, rows in turned.items()}
+    save_file({**tensors, **{name: tensor.contiguous() for name, tensor in wrong.items()}}, draft / "model.safetensors")
+    edit = turn_rows(draft, names, spec, back=back)
+    assert all(name in edit.text for name in turned)
+    _carry_out(edit)
+    after = load_file(draft / "model.safetensors")
+    assert after.keys() == tensors.keys() and all(after[name].equal(tensors[name]) for name in after)
+    assert any(not tensor.equal(tensors[name]) for name, tensor in wrong.items())
+
+
+def test_an_index_forgets_what_is_removed(tmp_path: Path) -> None:
+    draft = _folder(tmp_path / "draft")
+    save_file({"norm.weight": torch.ones(3), "lm_head.weight": torch.ones(2)}, draft / "a.safetensors")
+    index = {"metadata": {}, "weight_map": {"norm.weight": "a.safetensors", "lm_head.weight": "a.safetensors"}}
+    (draft / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+    _carry_out(drop_tensors(draft, ["lm_head.weight"], "not wanted"))
+    left = json.loads((draft / "model.safetensors.index.json").read_text("utf-8"))["weight_map"]
+    assert left == {"norm.weight": "a.safetensors"} and load_file(draft / "a.safetensors").keys() == {"norm.weight"}
+
+
 @pytest.mark.parametrize("kind", [RopeKind.LINEAR, RopeKind.LLAMA3, RopeKind.YARN])
 def test_a_rope_spec_is_written_so_that_it_reads_back(tmp_path: Path, new_draft: Any, kind: RopeKind) -> None:
     config, tensors = new_draft("gqa", max_position_embeddings=64)
@@ -308,7 +417,7 @@ def test_a_tensor_that_a_draft_was_not_trained_with_is_removed_and_the_rest_stay
     save_file({"embed_tokens.weight": torch.ones(2), "norm.weight": torch.ones(3)}, draft / "a.safetensors")
     save_file({"fc.weight": torch.ones(4)}, draft / "b.safetensors")
     before = (draft / "b.safetensors").read_bytes()
-    edit = drop_tensor(draft, "embed_tokens.weight")
+    edit = drop_tensors(draft, ["embed_tokens.weight"], "the draft was trained with its target's")
     assert edit.text.startswith(f"remove the tensor embed_tokens.weight from {draft}")
     _carry_out(edit)
     assert load_file(draft / "a.safetensors").keys() == {"norm.weight"}

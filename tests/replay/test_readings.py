@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spectrace.replay import readings
-from spectrace.replay.hypotheses import Hypothesis
+from spectrace.replay.hypothesis import Hypothesis
 from spectrace.replay.likelihood import Likelihood
 from spectrace.replay.readings import Clock, EngineReading, TrainedReading, read_engine, read_training, rivals_of
 from spectrace.replay.reproduce import Reproduced

@@ -24,7 +24,7 @@ from spectrace.tracer.rowset import Rows
 from spectrace.tracer.trace import Trace
 
 PROMPTS = [tuple((17 * i + 5 * j) % 89 + 1 for j in range(5 + 3 * i)) for i in range(8)]
-PAIRS = [("llama", "gqa"), ("qwen3", "mla")]
+PAIRS = [("llama", "gqa"), ("qwen3", "mla"), ("llama", "deep")]
 TOLERANCE = 1e-5
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from spectrace.replay import reproduce as module
 from spectrace.replay.compare import Drawn
+from spectrace.replay.configuration import ADVANCING, Steps
 from spectrace.replay.replay import DepthOutput
 from spectrace.replay.reproduce import reproduce
 
@@ -28,16 +29,21 @@ class Columns(dict[str, Any]):
 
 
 def met(
-    monkeypatch: pytest.MonkeyPatch, logits: Tensor, ids: list[int], tokens: list[int], drawn: Drawn | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    logits: Tensor,
+    ids: list[int],
+    tokens: list[int],
+    drawn: Drawn | None = None,
+    steps: Steps = ADVANCING,
 ) -> list[bool]:
-    """Of one depth: the rows' logits replayed, and the draft ids and tokens that were served."""
+    """Of one depth: the rows' logits replayed, and the draft ids and tokens served; row i is at position i."""
     count = np.arange(len(ids))
     held = Columns(request=count * 0, depth=count * 0, round=count, position=count)
     served = Columns(held, draft_token=np.array(ids), token=np.array(tokens))
     rows = SimpleNamespace(received=held, drafted=served, answering=count)
     output = DepthOutput(0, None, logits, logits, logits, TABLE[logits.argmax(-1)], 0.0)
     monkeypatch.setattr(module, "replay_inputs", lambda *_: [output])
-    at: Any = SimpleNamespace(build=lambda: SimpleNamespace(table=lambda: TABLE))
+    at: Any = SimpleNamespace(build=lambda: SimpleNamespace(table=lambda: TABLE), steps=steps)
     inputs: Any = SimpleNamespace(depths=[rows])
     return reproduce(at, [inputs], drawn, tolerance=1e-3).met.tolist()
 
@@ -74,3 +80,10 @@ def test_a_drawn_draft_is_met_where_its_probability_is_but_for_rounding(
 
 def test_logits_that_are_no_numbers_meet_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert met(monkeypatch, torch.full((1, 4), torch.nan), [0], [5]) == [False]
+
+
+def test_beyond_the_end_of_a_context_the_first_id_is_met_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.tensor([[9.0, 1.0, 2.0, 3.0]] * 2 + [[1.0, 9.0, 2.0, 3.0]] * 2)
+    served = ([0, 1, 0, 1], [5, 3, 5, 3])
+    assert met(monkeypatch, logits, *served) == [True, False, False, True]
+    assert met(monkeypatch, logits, *served, steps=Steps(end=2)) == [True, False, True, False]

@@ -11,6 +11,7 @@ import pytest
 
 from spectrace.cli.check import examine
 from spectrace.engine.checkpoint import build_draft, read_draft
+from spectrace.engine.convert import WRITABLE, convert_draft
 from spectrace.engine.prompts import read_prompts
 from spectrace.replay.compare import served_dtype
 from spectrace.replay.diagnose import diagnose
@@ -102,6 +103,20 @@ def test_recording_changes_nothing_that_is_served(serve: Serve, analytic_pair: P
     pair = analytic_pair("llama")
     with_us, without = serve(*pair, level="features"), serve(*pair, level=None)
     assert with_us.outputs == without.outputs and with_us.counters == without.counters
+
+
+def test_a_converted_draft_serves_as_the_one_that_it_was_made_of(
+    serve: Serve, smollm2: tuple[Path, Path], heldout: list[list[int]], tmp_path: Path
+) -> None:
+    """The same tokens and the same counts, from a folder of every layout that is written."""
+    target, draft = smollm2
+    asked = {"prompts": heldout, "max_new": 48}
+    original = serve(target, draft, asked=asked, level=None)
+    assert original.counters["spec_decode_num_accepted_tokens"] > 40
+    for layout in WRITABLE:
+        convert_draft(draft, tmp_path / layout, layout, target=target)
+        served = serve(target, tmp_path / layout, asked=asked, level=None)
+        assert served.outputs == original.outputs and served.counters == original.counters, layout
 
 
 def test_requests_that_are_preempted_and_resumed_are_recorded_as_one_text(serve: Serve, analytic_pair: Pair) -> None:

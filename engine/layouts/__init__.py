@@ -1,0 +1,1 @@
+"""How drafts are published: one layout a file."""
