@@ -11,6 +11,7 @@ from typing import Any
 from spectrace.engine.checkpoint import DraftCheckpoint
 from spectrace.engine.dialect import Wiring
 from spectrace.engine.fields import read_config
+from spectrace.engine.stored import StoredTensors
 from spectrace.tracer.fingerprint import file_fingerprints
 
 __all__ = ["describe_run"]
@@ -83,6 +84,7 @@ def _describe_draft(draft: DraftCheckpoint) -> dict[str, Any]:
         "spec": asdict(draft.spec),
         "report": {**{name: getattr(draft.report, name) for name in draft.report.__slots__}},
         "config": read_config(draft.folder),
+        "tensors": StoredTensors(draft.folder).shapes,
         "fingerprints": file_fingerprints(draft.folder, "*.safetensors"),
     }
 

@@ -77,7 +77,7 @@ class Case:
     @property
     def others(self) -> tuple[DraftSpec, ...]:
         """The draft as it was served, and with RoPE as the target has it, as far as the trace says; with windows that
-        its config mentions and does not apply.
+        its config mentions and does not apply; and of ModelOpt's, with the state normed as its trainer does.
         """
         spec, target = self.checkpoint.spec, _decoder_config(self.trace)
         found = [] if self.served_spec is None else [self.served_spec]
@@ -85,6 +85,8 @@ class Case:
             found.append(scaled_like(spec, target, self.trace.folder))
         if windows := _mentioned(spec, read_config(self.checkpoint.folder)):
             found.append(replace(spec, windows=windows))
+        if self.checkpoint.layout == "modelopt":
+            found.append(replace(spec, normed_twice=True))
         return tuple(found)
 
     @property
@@ -266,6 +268,7 @@ _MADE: Mapping[str, Callable[[Any], Any]] = {
     "kind": RopeKind,
     "residual": Stream,
     "feedback": Stream,
+    "head_reads": Stream,
     "fuse_norm": FuseNorm,
     "later_norm": LaterNorm,
     "windows": tuple,

@@ -349,7 +349,7 @@ def _trained_otherwise(step: Hypothesis) -> str:
 def _edit(case: Case, step: Hypothesis, who: Who, *, right: object, now: object) -> Edit:
     """The edit that makes a link read `right` where it reads `now`."""
     profile, draft, served = profile_of(case.trace.manifest), case.checkpoint.folder, case.served_folder
-    if step.link == "positions":
+    if step.link in ("positions", "state norms"):
         return fix_hand_off(profile, step.fault, "reverse" if who == "config" else step.variant)
     if step.link == "context" and who == "config":
         right = case.longest

@@ -19,7 +19,7 @@ from spectrace.replay.links import link_of
 from spectrace.replay.missing import bias_of, lost_in_copy, shipped_by_copy
 from spectrace.replay.profiles import profile_of, value_at
 from spectrace.replay.rewriting import Edit
-from spectrace.replay.tensor_edits import drop_tensors
+from spectrace.replay.tensor_edits import copy_tensors, drop_tensors
 from spectrace.replay.vocabulary import drafted_pairs
 
 __all__ = ["OWN", "SHARED", "Broken", "from_finding", "with_lost"]
@@ -119,9 +119,8 @@ def _draft_edit(case: Case, evidence: Evidence, finding: Finding, link: str) -> 
 
 def with_lost(case: Case, link: str, edit: Edit) -> Edit:
     """An edit of a copy's config, and the tensors of this link that the copy lost as well."""
-    lost = _lost(case, link)
-    told = f"{edit.text}; and copy {', '.join(lost)} from {case.checkpoint.folder}, which the copy lost, too"
-    return Edit(told) if lost else edit
+    lost, served = _lost(case, link), case.served_folder
+    return copy_tensors(case.checkpoint.folder, served, lost, edit) if lost and served else edit
 
 
 def _lost(case: Case, link: str) -> list[str]:

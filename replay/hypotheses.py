@@ -31,9 +31,10 @@ def computing(
     """Every other way to compute the same draft: switches, RoPE, windows and weights.
 
     `shared` are the target's "embedding" and "head", as far as they are known; `others` are such
-    drafts whose RoPE, windows or embedding scale may be the right ones.
+    drafts whose RoPE, windows, norms of the state or embedding scale may be the right ones.
     """
     yield from _switches(at)
+    yield from _state_norms(at.spec, others)
     yield from _rope(at.spec, others)
     yield from _reaching(at.spec, others)
     yield from _embedding_scale(at, others)
@@ -52,6 +53,12 @@ def _switches(at: Configuration) -> Iterator[Hypothesis]:
         yield Hypothesis("norm before fc", "N2", f"the norm before fc is {norm}", partial(_fused, norm))
     if spec.features_width == spec.width:
         yield Hypothesis("fc", "M2", "fc is skipped", switching(projects=not spec.projects))
+
+
+def _state_norms(spec: DraftSpec, others: Sequence[DraftSpec]) -> Iterator[Hypothesis]:
+    for twice in dict.fromkeys(other.normed_twice for other in others if other.normed_twice != spec.normed_twice):
+        title = f"the state is normed {'twice' if twice else 'once'}"
+        yield Hypothesis("state norms", "N5", title, switching(normed_twice=twice))
 
 
 def _fused(norm: FuseNorm, at: Configuration) -> Configuration:

@@ -77,6 +77,7 @@ LINKS: Mapping[str, Link] = {
     "fc": Link(lambda at: "applied" if at.spec.projects else "skipped"),
     "fc bias": Link(lambda at: _has(at.spec.fc_bias), in_config=True),
     "norm before fc": Link(lambda at: str(at.spec.fuse_norm), in_config=True),
+    "state norms": Link(lambda at: "input_layernorm, then hidden_norm" if at.spec.normed_twice else "hidden_norm"),
     "residual": Link(lambda at: str(at.spec.residual), in_config=True),
     "feedback": Link(lambda at: str(at.spec.feedback), in_config=True),
     "rope theta": Link(_theta, lambda at: at.spec.rope.theta, in_config=True),

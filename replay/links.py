@@ -30,6 +30,7 @@ LINK_OF: Mapping[str, str] = {
     **dict.fromkeys(("T1", "T2"), "tokens"),
     **dict.fromkeys(("R1", "R2"), "positions"),
     "M2": "fc", "N1": "residual", "N2": "norm before fc", "N3": "feedback", "N4": "later norm",
+    "N5": "state norms",
     "P1:head norms": "head norms", "P2": "head", "P3": "embedding", "P4": "gate and up", "P5": "q and k rows",
     "P7": "attention bias", "P7:mlp": "MLP bias", "P7:fc": "fc bias", "P8": "scales",
     "R3": "rope theta", "R4": "rope scaling", "R5": "rope pairs",
@@ -71,6 +72,15 @@ ENGINE_LINKS: Mapping[str, EngineLink] = {
             "constant": "hand over the features of every row: what arrives is the same for all rows of a step",
             "stale": f"hand over the features of this pass, not of one before; {_BUFFER}",
             "truncated": "hand over all slots of every row: fewer arrive than were captured",
+        },
+    ),
+    "N5": EngineLink(
+        "layer",
+        "norm what the first layer is fed once, by hidden_norm",
+        {
+            "reverse": "norm what the first layer is fed by input_layernorm, and then by hidden_norm, at every depth: "
+            "the draft was trained so, as ModelOpt does since 0.41, and no engine serves it; or train it on with the "
+            "state normed once"
         },
     ),
     "T1": EngineLink(

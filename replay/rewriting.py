@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from spectrace.replay.profiles import value_at
 
-__all__ = ["Edit", "config_of", "place_of", "set_config", "tensor_command"]
+__all__ = ["Edit", "config_of", "place_of", "python_command", "set_config", "tensor_command"]
 
 _BODY: Final = "transformer_layer_config"
 _WITHIN: Final = frozenset({
@@ -77,8 +77,6 @@ def tensor_command(folder: Path, before: Sequence[str], each: Sequence[str]) -> 
     changed: that have `changed` set. An index beside them forgets what is no longer there.
     """
     lines = [
-        "import json, pathlib, torch",
-        "from safetensors.torch import load_file, save_file",
         f"d = pathlib.Path({str(folder)!r})",
         *before,
         "for f in d.glob('*.safetensors'):",
@@ -87,7 +85,12 @@ def tensor_command(folder: Path, before: Sequence[str], each: Sequence[str]) -> 
         "    if changed:",
         "        save_file(t, f, metadata={'format': 'pt'})",
     ]
-    return _python(lines)
+    return python_command(lines)
+
+
+def python_command(lines: Sequence[str]) -> str:
+    """The command that runs these lines, which may load and save tensors."""
+    return _python(["import json, pathlib, torch", "from safetensors.torch import load_file, save_file", *lines])
 
 
 def _python(lines: Sequence[str]) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from spectrace.engine.spec import DraftSpec
 from spectrace.replay.profiles import Profile
-from spectrace.replay.rewriting import Edit, tensor_command
+from spectrace.replay.rewriting import Edit, python_command, tensor_command
 from spectrace.replay.turned import head_order, rotated
 
-__all__ = ["drop_tensors", "put_in_order", "turn_rows"]
+__all__ = ["copy_tensors", "drop_tensors", "put_in_order", "turn_rows"]
 
 
 def drop_tensors(folder: Path, names: Sequence[str], why: str) -> Edit:
@@ -25,6 +25,24 @@ def drop_tensors(folder: Path, names: Sequence[str], why: str) -> Edit:
     ]
     what = "the tensor" if len(names) == 1 else "the tensors"
     return Edit(f"remove {what} {', '.join(names)} from {folder}: {why}", tensor_command(folder, index, each))
+
+
+def copy_tensors(source: Path, to: Path, names: Sequence[str], edit: Edit) -> Edit:
+    """An edit of a copy that has lost these tensors as well: they are put into a file beside the others."""
+    found = to / "recovered.safetensors"
+    lines = [
+        "t = {}",
+        f"for f in pathlib.Path({str(source)!r}).glob('*.safetensors'):",
+        f"    t |= {{n: v for n, v in load_file(f).items() if n in {list(names)!r}}}",
+        f"p = pathlib.Path({str(found)!r})",
+        "save_file(t, p, metadata={'format': 'pt'})",
+        "for i in p.parent.glob('*.index.json'):",
+        "    c = json.loads(i.read_text())",
+        "    c['weight_map'] |= {n: p.name for n in t}",
+        "    i.write_text(json.dumps(c, indent=2))",
+    ]
+    text = f"{edit.text}; and copy {', '.join(names)} from {source}, which the copy lost, too"
+    return Edit(text, " && ".join(filter(None, (edit.command, python_command(lines)))))
 
 
 def put_in_order(profile: Profile, folder: Path, boundaries: Sequence[int], edit: Edit) -> Edit:

@@ -93,18 +93,23 @@ def path_of(rows: Rows, row: int) -> tuple[int, tuple[int, ...]]:
     return int(rows["position"][row]), tuple(tokens)
 
 
+def behind(cache: KeyValueCache, new: int) -> PackedAttend:
+    """New rows of one text, behind those that are cached."""
+    at = torch.arange(len(cache) + new)
+    rows = at[-new:, None]
+    return PackedAttend(cache, at <= rows, lambda window: at > rows - window)
+
+
 class Alone:
     """What a text's rows come to when computed on their own: one causal forward, then every branch by itself."""
 
     def __init__(self, draft: DraftModel, text: Text) -> None:
-        self.draft, self.text, rows = draft, text, text.done
-        self.mask = torch.ones(rows, rows, dtype=torch.bool).tril()
-        self.hidden, _ = self._rows(rows, KeyValueCache())
+        self.draft, self.text = draft, text
+        self.hidden, _ = self._rows(text.done, KeyValueCache())
 
     def _rows(self, count: int, cache: KeyValueCache) -> tuple[Tensor, Tensor]:
         tokens, features = torch.tensor(self.text.tokens[1 : count + 1]), self.draft.fuse(self.text.features[:count])
-        attend = PackedAttend(cache, self.mask[:count, :count])
-        out: tuple[Tensor, Tensor] = self.draft(tokens, features, torch.arange(count), attend)
+        out: tuple[Tensor, Tensor] = self.draft(tokens, features, torch.arange(count), behind(cache, count))
         return out
 
     @torch.inference_mode()
@@ -115,8 +120,8 @@ class Alone:
         cache = KeyValueCache()
         hidden, state = self._rows(position + 1, cache)
         for depth, token in enumerate(path, 1):
-            attend = PackedAttend(cache, torch.ones(1, len(cache) + 1, dtype=torch.bool))
-            hidden, state = self.draft(torch.tensor([token]), state[-1:], torch.tensor([position + depth]), attend)
+            place = torch.tensor([position + depth])
+            hidden, state = self.draft(torch.tensor([token]), state[-1:], place, behind(cache, 1))
         return hidden[-1]
 
 

@@ -89,7 +89,25 @@ def test_modelopt_has_flags_and_no_t2d(new_draft: NewDraft, write_draft: Write, 
     draft = read_draft(write_draft(tmp_path, {**config, "eagle_config": {IDS: [0, 1, 3], **FLAGS}}, tensors))
     assert draft.layout == "modelopt" and draft.wiring and draft.wiring.boundaries == (1, 2, 4)
     assert torch.equal(draft.tensors["d2t"] + torch.arange(64), tokens)
-    assert draft.report.unread_fields == draft.report.unused_tensors == draft.report.notes == ()
+    assert draft.report.unread_fields == draft.report.unused_tensors == ()
+
+
+def test_modelopts_slots_lie_in_ascending_order(new_draft: NewDraft, write_draft: Write, tmp_path: Path) -> None:
+    config, tensors = new_draft(layout="layers.0")
+    del config[IDS]
+    draft = read_draft(write_draft(tmp_path, {**config, "eagle_config": {IDS: [3, -1, 1], **FLAGS}}, tensors))
+    assert draft.wiring and draft.wiring.boundaries == (0, 2, 4) and draft.wiring.raw_ids == (3, -1, 1)
+
+
+def test_a_gain_that_modelopt_applies_twice_is_told_where_it_matters(
+    new_draft: NewDraft, write_draft: Write, tmp_path: Path
+) -> None:
+    config, tensors = new_draft(layout="layers.0")
+    config |= {"eagle_config": FLAGS}
+    [note] = read_draft(write_draft(tmp_path / "uneven", config, tensors)).report.notes
+    assert "input_layernorm" in note
+    tensors["layers.0.input_layernorm.weight"].fill_(0.7)
+    assert read_draft(write_draft(tmp_path / "even", config, tensors)).report.notes == ()
 
 
 def test_modelopts_older_names_are_read(new_draft: NewDraft, write_draft: Write, tmp_path: Path) -> None:

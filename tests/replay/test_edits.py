@@ -17,11 +17,12 @@ from spectrace.engine.checkpoint import read_draft
 from spectrace.engine.dialect import read_spec, read_wiring
 from spectrace.engine.fields import Fields, read_config
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, RopeKind, RopeSpec, Stream
+from spectrace.engine.stored import StoredTensors
 from spectrace.replay.edits import fix_hand_off, fix_switch, fix_weights, fix_wiring
 from spectrace.replay.links import ENGINE_LINKS, PUBLIC
 from spectrace.replay.profiles import PROFILES, Profile, profile_of
 from spectrace.replay.rewriting import Edit
-from spectrace.replay.tensor_edits import drop_tensors, turn_rows
+from spectrace.replay.tensor_edits import copy_tensors, drop_tensors, turn_rows
 from spectrace.replay.turned import in_other_order, rotated
 
 IDS, NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config"
@@ -264,6 +265,26 @@ def test_rows_in_another_order_are_put_into_the_right_one(
     after = load_file(draft / "model.safetensors")
     assert after.keys() == tensors.keys() and all(after[name].equal(tensors[name]) for name in after)
     assert any(not tensor.equal(tensors[name]) for name, tensor in wrong.items())
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_what_a_copy_lost_is_put_beside_what_it_has(tmp_path: Path, indexed: bool) -> None:
+    draft, served = _folder(tmp_path / "my draft"), _folder(tmp_path / "served")
+    save_file({"a.bias": torch.ones(3), "b.bias": torch.zeros(2), "c": torch.ones(1)}, draft / "model.safetensors")
+    save_file({"c": torch.ones(1)}, served / "model.safetensors")
+    index = served / "model.safetensors.index.json"
+    if indexed:
+        index.write_text(json.dumps({"weight_map": {"c": "model.safetensors"}}), "utf-8")
+    set_it = fix_switch(
+        OURS, "attention bias", who="conversion", draft=draft, served=served, right="q, k, v", now="none"
+    )
+    edit = copy_tensors(draft, served, ["a.bias", "b.bias"], set_it)
+    assert edit.text.endswith(f"and copy a.bias, b.bias from {draft}, which the copy lost, too")
+    _carry_out(edit)
+    assert {name: tensor.tolist() for name, tensor in StoredTensors(served).items()} == {
+        "a.bias": [1, 1, 1], "b.bias": [0, 0], "c": [1]
+    }  # fmt: skip
+    assert read_config(served)["attention_bias"] is True and index.exists() == indexed
 
 
 def test_an_index_forgets_what_is_removed(tmp_path: Path) -> None:

@@ -293,6 +293,17 @@ def test_what_was_served_is_tried_last(start: tuple[Configuration, list[Hypothes
     assert (last.link, last.fault) == ("weights", "P6") and last.apply(at).tensors == served
 
 
+def test_a_state_that_is_normed_twice_is_tried_where_a_trainer_does_so(
+    start: tuple[Configuration, list[Hypothesis]],
+) -> None:
+    at, tried = start
+    assert not any(one.link == "state norms" for one in tried)
+    found = [one for one in computing(at, {}, [replace(at.spec, normed_twice=True)]) if one.link == "state norms"]
+    assert [one.fault for one in found] == ["N5"]
+    assert found[0].apply(at).spec == replace(at.spec, normed_twice=True)
+    assert LINKS["state norms"].read(found[0].apply(at)) != LINKS["state norms"].read(at)
+
+
 def test_the_embedding_s_scale_is_tried_without_and_as_others_have_it(
     start: tuple[Configuration, list[Hypothesis]],
 ) -> None:
