@@ -241,12 +241,19 @@ def _table(loaded: Loaded) -> Finding:
     return loaded.finding("V3", "d2t of the engine is another table than the checkpoint's", ["d2t"], told)
 
 
+def _rounded(tensor: Tensor) -> tuple[Tensor, ...]:
+    """A tensor as it is, and as it is where it was stored in less."""
+    return tensor, tensor.bfloat16(), tensor.half()
+
+
 def _head(loaded: Loaded, names: list[str]) -> Finding:
     own = loaded.tensor("head.weight")
     if loaded.target is not None and loaded.model.spec.own_head:
         with suppress(UserError):
             head = read_head(loaded.target)
-            if head.shape[1:] == own.shape[1:] and loaded.was("head.weight", head[: len(own)], head):
+            if head.shape[1:] == own.shape[1:] and loaded.was(
+                "head.weight", *_rounded(head[: len(own)]), *_rounded(head)
+            ):
                 title = "the draft's own head is replaced by the target's"
                 if len(own) == len(head):
                     return loaded.finding("A1", title, names, variant="head", alike=("P2",))
@@ -261,7 +268,9 @@ def _embedding(loaded: Loaded, names: list[str]) -> Finding:
     if loaded.target is not None and own:
         with suppress(UserError):
             embedding = read_embedding(loaded.target)
-            if embedding.shape == loaded.tensor("embedding.weight").shape and loaded.was("embedding.weight", embedding):
+            if embedding.shape == loaded.tensor("embedding.weight").shape and loaded.was(
+                "embedding.weight", *_rounded(embedding)
+            ):
                 return loaded.finding("A1", "the draft's own embedding is replaced by the target's", names)
     title = f"the embedding is not the {'checkpoint' if own else 'target'}'s"
     return loaded.finding("P3", title, names, confidence=0.9, alike=("A1",) if own else ())

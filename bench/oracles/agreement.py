@@ -69,9 +69,10 @@ class Undefined:
 
 @dataclass(frozen=True, slots=True)
 class Refuses:
-    """An implementation does not load such a draft: a pattern of what it says."""
+    """An implementation does not load such a draft: part of what it says, and `why` in words."""
 
-    pattern: str
+    says: str
+    why: str
 
 
 Known: TypeAlias = Otherwise | Undefined | Refuses
@@ -213,8 +214,9 @@ def judge(oracle: Oracle, folder: Path, case: Case) -> Judged:
     """Hold our draft against what an implementation computed or said of it."""
     known, said = oracle.known.get(case.name), refusal(folder, case)
     if said:
-        last = said.strip().splitlines()[0]
-        return Judged("refused", isinstance(known, Refuses) and known.pattern in said, words=last)
+        if isinstance(known, Refuses) and known.says in said:
+            return Judged("refused", True, words=known.why)
+        return Judged("refused", False, words=said.strip().splitlines()[0])
     told = compare(folder, case)
     match known:
         case None:

@@ -62,8 +62,10 @@ def _later_norm_of_ones(tensors: Mapping[str, Tensor], _target: Path) -> Mapping
     return {**tensors, name: torch.ones_like(tensors[name])}
 
 
+_HALF_SAID = Refuses("NoneType", "YaRN needs beta_fast, beta_slow, mscale and mscale_all_dim, all of them")
+_ONE_GROUP = Refuses("same kv cache group", "all layers of a draft have to see alike")
 _SPECULATORS: dict[str, Known] = {
-    "target width": Refuses("ignore_mismatched_sizes"),
+    "target width": Refuses("ignore_mismatched_sizes", "target_hidden_size is not read, and fc does not fit"),
 }
 _SPECFORGE: dict[str, Known] = {
     "residual post-norm": _forge("norm_before_residual is not read", residual=Stream.PRE_NORM),
@@ -78,10 +80,17 @@ _SPECFORGE: dict[str, Known] = {
     "q, k, v bias": _forge("biases are not read", _PLAIN_ATTENTION),
     "fc and o bias": _forge("biases are not read", _PLAIN_ATTENTION, fc_bias=False),
     "MLP bias": _forge("biases are not read", mlp_bias=False),
-    "head norms": Refuses("is not registered"),
-    **dict.fromkeys(("one slot", "two slots", "four slots"), Refuses("ignore_mismatched_sizes")),
+    "head norms": Refuses("is not registered", "it has no class for it"),
+    **dict.fromkeys(
+        ("one slot", "two slots", "four slots"), Refuses("ignore_mismatched_sizes", "it builds three slots")
+    ),
     "two layers": _forge("there is one layer", windows=(None,)),
-    "two layers, all norms": _takes("", windows=(None,), residual=Stream.PRE_NORM, feedback=Stream.PRE_NORM),
+    "two layers, all norms": _takes(
+        "there is one layer; norm_before_residual is not read; norm_output true is a norm before the head alone",
+        windows=(None,),
+        residual=Stream.PRE_NORM,
+        feedback=Stream.PRE_NORM,
+    ),
     **dict.fromkeys(
         (
             "sliding window",
@@ -91,8 +100,8 @@ _SPECFORGE: dict[str, Known] = {
         ),
         _forge("windows are not read, and there is one layer", **_WHOLE),
     ),
-    "RoPE yarn, attention_factor": Refuses("NoneType"),
-    "RoPE yarn, not truncated": Refuses("NoneType"),
+    "RoPE yarn, attention_factor": _HALF_SAID,
+    "RoPE yarn, not truncated": _HALF_SAID,
     "RoPE interleaved": Otherwise(
         "RoPE rotates halves", lambda spec: replace(_half_rope(spec), head_reads=Stream.PRE_NORM)
     ),
@@ -101,21 +110,22 @@ _SPECFORGE: dict[str, Known] = {
         lambda spec: replace(spec, rope=replace(spec.rope, share=1.0), head_reads=Stream.PRE_NORM),
     ),
     "logit scale": _forge("logit_scale is not read", logit_scale=1.0),
-    "head shared": Refuses("missing draft weights"),
+    "head shared": Refuses("missing draft weights", "a draft has to have a head of its own"),
     **dict.fromkeys(
-        ("speculators' layout", *(name for name in CASES if name.startswith("MLA"))), Refuses("is not registered")
+        ("speculators' layout", *(name for name in CASES if name.startswith("MLA"))),
+        Refuses("is not registered", "it has no class for it"),
     ),
 }
 _VLLM: dict[str, Known] = {
     "head reads pre-norm": _takes("the head always reads behind the norm", head_reads=Stream.POST_NORM),
     "q, k, v bias": Undefined("with attention_bias o_proj has a bias, too, and nothing is loaded into it"),
     "fc and o bias": _takes("bias true is o_proj's alone", fc_bias=False),
-    "sliding window, second layer": Refuses("same kv cache group"),
+    "sliding window, second layer": _ONE_GROUP,
     "window from the text": _takes("windows count from the row", window_from_text=False),
-    "window from the text, second layer": Refuses("same kv cache group"),
+    "window from the text, second layer": _ONE_GROUP,
     "RoPE interleaved": Otherwise("RoPE rotates halves", _half_rope),
-    "MLA, no q_lora_rank": Refuses("self_attn.q_proj"),
-    "MLA, one norm before fc": Refuses("input_norm"),
+    "MLA, no q_lora_rank": Refuses("self_attn.q_proj", "queries have to go through a latent"),
+    "MLA, one norm before fc": Refuses("input_norm", "its MLA draft has no norm before fc"),
     "MLA, halves": Otherwise("MLA rotates interleaved pairs", _pairs),
 }
 _SGLANG: dict[str, Known] = {
@@ -125,7 +135,7 @@ _SGLANG: dict[str, Known] = {
     "attention bias": _takes("biases of q, k and v are dropped, that of o is kept", {"qkv_bias": False}),
     "q, k, v bias": Undefined("with attention_bias o_proj has a bias, and nothing is loaded into it"),
     "MLP bias": _takes("mlp_bias is not read", mlp_bias=False),
-    "head norms": Refuses("Eagle3Qwen3ForCausalLM"),
+    "head norms": Refuses("Eagle3Qwen3ForCausalLM", "it has no class for it"),
     "one slot": _takes("fc is skipped where its input is as wide as the draft", projects=False),
     "two layers": Otherwise("layer 1 takes hidden_norm, which is not there: ones", tensors=_later_norm_of_ones),
     "two layers, all norms": Otherwise(
@@ -145,11 +155,11 @@ _SGLANG: dict[str, Known] = {
     "logit scale": _takes("logit_scale is not read", logit_scale=1.0),
     "own embedding": Otherwise("the target's embedding is always taken", tensors=_shared_embedding),
     "head shared": Undefined("the target's head is taken where draft_vocab_size is null alone"),
-    "speculators' layout": Refuses("model_type"),
+    "speculators' layout": Refuses("model_type", "it does not read this layout"),
     "MLA, no q_lora_rank": Undefined("a q_lora_rank that is not there is taken for 1536"),
     "MLA, one norm before fc": _takes("norm_before_fc is not read", fuse_norm="none"),
     "MLA, residual and feedback": _takes("norm_before_residual is not read", residual=Stream.PRE_NORM),
-    "MLA, two layers": Refuses("only supports 1 layer"),
+    "MLA, two layers": Refuses("only supports 1 layer", "its MLA draft has one layer"),
 }  # fmt: skip
 
 ORACLES = {

@@ -65,7 +65,7 @@ def _otherwise(board: Board) -> Iterator[str]:
         if told:
             yield f"**{name}**"
             yield ""
-            yield from (f"- {', '.join(drafts)}: {words}" for words, drafts in told.items())
+            yield from (f"- {'; '.join(drafts)}: {words}" for words, drafts in told.items())
             yield ""
 
 
