@@ -143,7 +143,7 @@ def _described(target: Path) -> Mapping[str, Any]:
         "path": str(target.absolute()),
         "architectures": config.get("architectures"),
         "config": config,
-        "fingerprints": file_fingerprints(target, "*.safetensors"),
+        "fingerprints": file_fingerprints(target),
     }
 
 

@@ -54,7 +54,7 @@ def describe_run(
             "path": str(target.absolute()),
             "architectures": config.get("architectures"),
             "config": config,
-            "fingerprints": file_fingerprints(target, "*.safetensors"),
+            "fingerprints": file_fingerprints(target),
         },
         "draft": None if draft is None else _describe_draft(draft),
         "wiring": {
@@ -85,7 +85,7 @@ def _describe_draft(draft: DraftCheckpoint) -> dict[str, Any]:
         "report": {**{name: getattr(draft.report, name) for name in draft.report.__slots__}},
         "config": read_config(draft.folder),
         "tensors": StoredTensors(draft.folder).shapes,
-        "fingerprints": file_fingerprints(draft.folder, "*.safetensors"),
+        "fingerprints": file_fingerprints(draft.folder),
     }
 
 

@@ -26,7 +26,7 @@ def served_weights(trace: Trace, model: DraftModel, *, target: Path | None) -> d
     if not path or not prints or not Path(path).is_dir():
         return {}
     with suppress(UserError, OSError):
-        if sorted(file_fingerprints(Path(path), "*.safetensors").values()) != sorted(prints.values()):
+        if sorted(file_fingerprints(Path(path)).values()) != sorted(prints.values()):
             return {}
         weight = model.fc.weight
         served = build_draft(read_draft(Path(path)), target=target, dtype=weight.dtype, device=str(weight.device))

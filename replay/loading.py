@@ -59,10 +59,10 @@ def layers_of(spec: DraftSpec) -> tuple[str, ...]:
 
 
 def _exchanged(spec: DraftSpec) -> Iterator[Hypothesis]:
-    """Gate and up, in all layers; of several also in the first alone."""
+    """Gate and up, in all layers; of several also in each alone."""
     layers = layers_of(spec)
-    ways = {"swapped": layers} | ({"swapped in the first layer": layers[:1]} if spec.layers > 1 else {})
-    for said, where in ways.items():
+    alone = {f"swapped in layer {number}": [layer] for number, layer in enumerate(layers) if spec.layers > 1}
+    for said, where in {"swapped": layers, **alone}.items():
         yield Hypothesis("gate and up", "P4", f"gate and up are {said}", replacing("gate and up", said, _swap(where)))
 
 

@@ -34,7 +34,7 @@ class _Weights:
 
     @staticmethod
     def of(folder: Path) -> "_Weights":
-        return _Weights(folder, file_fingerprints(folder, "*.safetensors"))
+        return _Weights(folder, file_fingerprints(folder))
 
     @staticmethod
     def served(trace: Trace) -> "_Weights":

@@ -90,7 +90,7 @@ def loaded_weights(
 
 def _other_files(trace: Trace, checkpoint: DraftCheckpoint) -> bool | None:
     served: Mapping[str, str] = (trace.manifest.get("draft") or {}).get("fingerprints") or {}
-    given = file_fingerprints(checkpoint.folder, "*.safetensors")
+    given = file_fingerprints(checkpoint.folder)
     return None if not served else sorted(served.values()) != sorted(given.values())
 
 

@@ -52,6 +52,9 @@ def file_fingerprint(path: Path | str) -> str:
     return digest.hexdigest()
 
 
-def file_fingerprints(folder: Path, pattern: str) -> dict[str, str]:
-    """The fingerprint of each file of a folder that the pattern names, by its name, in order."""
-    return {path.name: file_fingerprint(path) for path in sorted(folder.glob(pattern))}
+def file_fingerprints(folder: Path) -> dict[str, str]:
+    """The fingerprint of each file of weights in a folder, by its name: of safetensors, or where there are none, of
+    pytorch_model.bin and its shards.
+    """
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    return {path.name: file_fingerprint(path) for path in files}

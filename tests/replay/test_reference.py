@@ -32,7 +32,7 @@ def saved(folder: Path, tensors: dict[str, Tensor], files: int = 1) -> Path:
 
 def trace_of(target: Path, dtype: str = "float32", *, prints: bool = True) -> Any:
     """A trace that was served with what this folder holds now."""
-    files = file_fingerprints(target, "*.safetensors")
+    files = file_fingerprints(target)
     told = {"path": str(target), "fingerprints": files if prints else {}}
     return SimpleNamespace(folder=Path("T"), manifest=json.loads(json.dumps({"target": told, "dtype": dtype})))
 

@@ -41,7 +41,7 @@ class Pair:
         return Trace.open(trace)
 
 
-@pytest.fixture(scope="module", params=PAIRS, ids=["llama-gqa", "qwen3-mla"])
+@pytest.fixture(scope="module", params=PAIRS, ids=["llama-gqa", "qwen3-mla", "llama-deep"])
 def pair(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

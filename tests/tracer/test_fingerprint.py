@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spectrace.tracer.fingerprint import file_fingerprint, row_hashes, tensor_fingerprint
+from spectrace.tracer.fingerprint import file_fingerprint, file_fingerprints, row_hashes, tensor_fingerprint
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 
@@ -74,3 +74,13 @@ def test_fingerprints_of_tensors_and_files(tmp_path: Path) -> None:
     assert tensor_fingerprint(tensor) == xxhash.xxh3_128_hexdigest(data) == file_fingerprint(tmp_path / "file")
     assert tensor_fingerprint(tensor.t()) != tensor_fingerprint(tensor)
     assert tensor_fingerprint(tensor.t().t()) == tensor_fingerprint(tensor)
+
+
+def test_files_of_weights_are_safetensors_or_else_what_torch_saved(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert file_fingerprints(tmp_path) == {}
+    (tmp_path / "pytorch_model.bin").write_bytes(b"weights")
+    saved = file_fingerprints(tmp_path)
+    assert saved == {"pytorch_model.bin": file_fingerprint(tmp_path / "pytorch_model.bin")}
+    (tmp_path / "model.safetensors").write_bytes(b"others")
+    assert file_fingerprints(tmp_path).keys() == {"model.safetensors"}

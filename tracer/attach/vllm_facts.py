@@ -76,7 +76,7 @@ def _draft(config: Any) -> dict[str, Any]:
         "config": json.loads((folder / "config.json").read_text("utf-8")),
         "resolved_config": resolved,
         "tensors": _shapes(folder),
-        "fingerprints": file_fingerprints(folder, "*.safetensors"),
+        "fingerprints": file_fingerprints(folder),
     }
 
 
