@@ -39,6 +39,7 @@ def save_tensors(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int |
     for file, names in zip(files, shards, strict=True):
         held = {name: tensors[name].cpu().contiguous().clone() for name in names}
         save_file(held, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(folder.stat().st_mode & 0o666)  # safetensors lets nobody else read what it writes
     if len(shards) > 1:
         total = sum(tensor.nbytes for tensor in tensors.values())
         places = {name: file for file, names in zip(files, shards, strict=True) for name in names}

@@ -326,7 +326,7 @@ def _wrong_link(
     of_engine = readings.engine is not None and step in readings.engine.steps
     reading = readings.engine if of_engine else readings.trained
     rivals = rivals_of(reading, step) if reading else ()
-    alike = dict.fromkeys((step.fault, *step.alike, *(rival.fault for rival in rivals)))
+    alike = dict.fromkeys(fault for one in (step, *rivals) for fault in (one.fault, *one.alike))
     fault = (_trained_otherwise(step) if who == "config" else "") or step.fault
     return Broken(
         fault=fault,

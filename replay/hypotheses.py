@@ -74,15 +74,13 @@ def _fused(norm: FuseNorm, at: Configuration) -> Configuration:
 def _rope(spec: DraftSpec, others: Sequence[DraftSpec]) -> Iterator[Hypothesis]:
     rope = spec.rope
     near = (rope.theta * factor for factor in (0.25, 0.5, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0))
-    known = [one.rope.theta for one in others]  # first: of equals, what somebody says is likelier than a number between
-    for theta in dict.fromkeys((*known, *sorted({*_THETAS, *near}))):
-        if theta == rope.theta:
-            continue
-        changed = replace(rope, theta=theta)
-        yield Hypothesis("rope theta", "R3", f"RoPE's theta is {theta:g}", switching(rope=changed))
     flipped = replace(rope, interleaved=not rope.interleaved)
     pairs = "interleaved pairs" if flipped.interleaved else "halves"
+    # Of equals the first: what somebody says is likelier than the other of two ways, and that than a number between.
+    known = dict.fromkeys(one.rope.theta for one in others)
+    yield from (_theta(spec, theta) for theta in known if theta != rope.theta)
     yield Hypothesis("rope pairs", "R5", f"RoPE rotates {pairs}", switching(rope=flipped), alike=("P5",))
+    yield from (_theta(spec, theta) for theta in sorted({*_THETAS, *near} - {rope.theta, *known}))
     for other in others:
         if other.rope.kind is not RopeKind.DEFAULT and _scaled_as(other, spec) != spec:
             title = f"RoPE is scaled: {other.rope.kind} by {other.rope.factor:g}"
@@ -93,6 +91,10 @@ def _rope(spec: DraftSpec, others: Sequence[DraftSpec]) -> Iterator[Hypothesis]:
             title = "RoPE's scaling is dropped, the softmax scale kept"
             kept = switching(rope=unscaled(spec).rope)
             yield Hypothesis("rope scaling", "R4", title, kept, variant="softmax-kept")
+
+
+def _theta(spec: DraftSpec, theta: float) -> Hypothesis:
+    return Hypothesis("rope theta", "R3", f"RoPE's theta is {theta:g}", switching(rope=replace(spec.rope, theta=theta)))
 
 
 def _unscaled(at: Configuration) -> Configuration:

@@ -330,6 +330,12 @@ def test_every_bit_of_a_weight_is_kept(tmp_path: Path) -> None:
     assert torch.equal(read.tensors["output_norm.weight"].view(torch.int32), odd.view(torch.int32))
 
 
+def test_whoever_may_read_the_config_may_read_the_tensors(tmp_path: Path) -> None:
+    write_draft(tmp_path / "draft", "eagle", PLAIN, (0, 2, 4), random_tensors(PLAIN))
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "draft").iterdir()}
+    assert len(modes) == 1
+
+
 def test_tensors_are_spread_over_files_with_an_index(tmp_path: Path) -> None:
     tensors = random_tensors(PLAIN, torch.float32)
     write_draft(tmp_path / "draft", "eagle", PLAIN, (1, 2, 3), tensors, shard_bytes=1000)

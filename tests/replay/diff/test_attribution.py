@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from spectrace.engine.checkpoint import build_draft, read_draft
 from spectrace.engine.deployment import Deployment, Serving
 from spectrace.engine.draft import DraftModel
-from spectrace.engine.fault import Drafting
+from spectrace.engine.fault import Drafting, Source
 from spectrace.engine.faults import FAULTS
 from spectrace.engine.fields import read_config
 from spectrace.engine.sampling import Sampling
@@ -93,7 +93,7 @@ def broken_draft(fault: str, right: DraftModel, target: Path) -> DraftModel:
     breaks = FAULTS[fault].breaks
     assert isinstance(breaks, Drafting)
     assert breaks.weights
-    return right.variant(tensors=breaks.weights(right.state_dict(), right.spec, target))
+    return right.variant(tensors=breaks.weights(right.state_dict(), Source(right.spec, target)))
 
 
 @pytest.mark.parametrize(
