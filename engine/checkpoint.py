@@ -18,7 +18,7 @@ from spectrace.engine.fields import Fields, read_config
 from spectrace.engine.layouts.known import layout_of
 from spectrace.engine.layouts.layout import Layout
 from spectrace.engine.layouts.names import stored_names
-from spectrace.engine.quantised import SCALES, check_quantisation, dequantised, is_quantised
+from spectrace.engine.quantised import SCALES, check_quantisation, dequantised, is_quantised, what_is_no_weight
 from spectrace.engine.spec import DraftSpec, MlaSpec, RopeKind
 from spectrace.engine.stored import StoredTensors
 from spectrace.engine.strangers import refuse_files, refuse_strangers
@@ -182,6 +182,8 @@ def _multiplied_out(
     for name, tensor in raw.items():
         stem = theirs[name].removesuffix("weight")
         scale = next((stem + one for one in SCALES if stem + one in stored), None)
+        if name != "d2t" and (why := what_is_no_weight(tensor)):
+            raise UserError(f"{stored.folder}: tensor {theirs[name]} {why}")
         if not is_quantised(tensor) or scale is None:
             continue
         try:
@@ -203,6 +205,8 @@ def _notes(
         yield told
     if fields.peek("tie_word_embeddings") is True and spec.own_head:
         yield "tie_word_embeddings is true, and the head is lm_head.weight: SGLang takes rows of the target's embedding"
+    if fields.peek("tie_word_embeddings") is True and not spec.own_head and spec.own_embedding:
+        yield "tie_word_embeddings is true, and there is no head: the target's is taken, not the draft's embedding"
     yield from layout.remarks(fields, tensors)
 
 

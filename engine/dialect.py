@@ -5,11 +5,13 @@ Layer ids and their boundaries are in `wiring`, and named here for those who rea
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 
 from spectrace.engine.fields import Fields
 from spectrace.engine.layouts.known import layout_of
 from spectrace.engine.layouts.layout import NESTED
+from spectrace.engine.rope import inverse_frequencies
 from spectrace.engine.rope_fields import read_rope, read_softmax_scale, rope_of_kind
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, LaterNorm, MlaSpec, Stream
 from spectrace.engine.windows import SLIDING, read_windows
@@ -34,13 +36,13 @@ def read_spec(fields: Fields, shapes: Mapping[str, Sequence[int]], wiring: Wirin
     layout = layout_of(fields, shapes)
     fields.assume(layout.absent)
     body = layout.body(fields)
-    width, vocab, layers = body.whole("hidden_size"), body.whole("vocab_size"), _layers(body)
+    width, vocab, layers = body.size("hidden_size"), body.size("vocab_size"), _layers(body)
     _check_act(body)
     _pass_flags(fields)
-    target_width, slots = fields.whole("target_hidden_size", width), _slots(fields, wiring)
+    target_width, slots = fields.size("target_hidden_size", width), _slots(fields, wiring)
     if "fc.weight" in shapes:
         _check_fc(fields, list(shapes["fc.weight"]), width, slots, target_width)
-    draft_vocab = fields.whole("draft_vocab_size", vocab)
+    draft_vocab = fields.size("draft_vocab_size", vocab)
     latent = "kv_lora_rank" in body
     windows = (None,) * layers if latent else read_windows(body, layers)
     scaling = rope_of_kind(body, SLIDING if any(windows) else "")
@@ -48,7 +50,7 @@ def read_spec(fields: Fields, shapes: Mapping[str, Sequence[int]], wiring: Wirin
         width=width,
         target_width=target_width,
         slots=slots,
-        mlp_width=body.whole("intermediate_size"),
+        mlp_width=body.size("intermediate_size"),
         target_vocab=vocab,
         draft_vocab=draft_vocab,
         attention=_read_mla(body, scaling) if latent else _read_gqa(fields, body, width, shapes),
@@ -155,12 +157,12 @@ def _read_later_norm(names: Collection[str], layers: int) -> LaterNorm:
 
 
 def _read_gqa(fields: Fields, body: Fields, width: int, names: Collection[str]) -> GqaSpec:
-    heads = body.whole("num_attention_heads")
+    heads = body.size("num_attention_heads")
     biased, stored = _said(body, "attention_bias"), any(name.endswith(".self_attn.o_proj.bias") for name in names)
     spec = GqaSpec(
         heads=heads,
-        kv_heads=body.whole("num_key_value_heads", heads),
-        head_dim=body.whole("head_dim", width // max(heads, 1)),
+        kv_heads=body.size("num_key_value_heads", heads),
+        head_dim=body.size("head_dim", width // heads),
         qkv_bias=biased,
         o_bias=biased if body is not fields else stored and (biased or _said(fields, "bias")),
         head_norms=_has_head_norms(fields, body, names),
@@ -185,10 +187,22 @@ def _has_head_norms(fields: Fields, body: Fields, names: Collection[str]) -> boo
 
 
 def _check_rotation(body: Fields, spec: DraftSpec) -> None:
+    """Raises UserError for a rotated width that is none, and for numbers that come to no frequencies."""
     if spec.rope_width < 2 or spec.rope_width % 2:
         raise UserError(
             f"{body.path}: field partial_rotary_factor is {spec.rope.share:g}, which turns {spec.rope_width} elements "
             f"of a head; expected an even number, 2 or more"
+        )
+    try:
+        usable = bool(inverse_frequencies(spec.rope, spec.rope_width).isfinite().all()) and isfinite(
+            spec.rope.cos_scale
+        )
+    except (OverflowError, ZeroDivisionError, ValueError):
+        usable = False
+    if not usable:
+        raise UserError(
+            f"{body.path}: theta {spec.rope.theta:g} and the numbers of RoPE's scaling come to no frequencies; "
+            f"expected those that the draft was trained with"
         )
 
 
@@ -198,12 +212,12 @@ def _read_mla(body: Fields, scaling: Fields) -> MlaSpec:
             f"{body.path}: field {body.name('attention_bias')} is true; latent attention with biases is not computed"
         )
     return MlaSpec(
-        heads=body.whole("num_attention_heads"),
-        q_rank=body.whole("q_lora_rank") if "q_lora_rank" in body else None,
-        kv_rank=body.whole("kv_lora_rank"),
-        nope_dim=body.whole("qk_nope_head_dim"),
-        rope_dim=body.whole("qk_rope_head_dim"),
-        value_dim=body.whole("v_head_dim"),
+        heads=body.size("num_attention_heads"),
+        q_rank=body.size("q_lora_rank") if "q_lora_rank" in body else None,
+        kv_rank=body.size("kv_lora_rank"),
+        nope_dim=body.size("qk_nope_head_dim"),
+        rope_dim=body.size("qk_rope_head_dim"),
+        value_dim=body.size("v_head_dim"),
         softmax_scale=read_softmax_scale(scaling),
     )
 

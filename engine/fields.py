@@ -9,6 +9,8 @@ from spectrace.tracer.errors import UserError
 
 __all__ = ["Fields", "read_config"]
 
+_LARGEST = 1 << 24
+
 
 def read_config(folder: Path) -> dict[str, object]:
     """The config.json of a checkpoint folder; a UserError says what is not there."""
@@ -26,6 +28,13 @@ def read_config(folder: Path) -> dict[str, object]:
     if not isinstance(config, dict):
         raise UserError(f"{path}: holds a JSON {type(config).__name__}, expected an object")
     return config
+
+
+def _is_real(value: float) -> bool:
+    try:
+        return isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 class Fields:
@@ -78,11 +87,20 @@ class Fields:
             )
         return value
 
+    def size(self, name: str, default: int | None = None) -> int:
+        """A whole number above 0 that memory can be asked for, or UserError."""
+        value = self.whole(name, default)
+        if not 0 < value <= _LARGEST:
+            raise UserError(
+                f"{self.path}: field {self.name(name)} is {value!r:.40}, expected a number from 1 to {_LARGEST}"
+            )
+        return value
+
     def real(self, name: str, default: float | None = None) -> float:
         """A finite number, or UserError."""
         value = self.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
-            raise UserError(f"{self.path}: field {self.name(name)} is {value!r}, expected a number")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not _is_real(value):
+            raise UserError(f"{self.path}: field {self.name(name)} is {value!r:.40}, expected a number")
         return float(value)
 
     def positive(self, name: str, default: float | None = None) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 from spectrace.engine.fields import Fields
 from spectrace.tracer.errors import UserError
 
-__all__ = ["SCALES", "check_quantisation", "dequantised", "is_quantised"]
+__all__ = ["SCALES", "check_quantisation", "dequantised", "is_quantised", "what_is_no_weight"]
 
 SCALES: Final = ("weight_scale", "weight_scale_inv")
 """What the scale of X.weight is called: by compressed-tensors and ModelOpt, and by DeepSeek, which multiplies, too."""
@@ -27,12 +27,20 @@ _FEWER: Final = {
     "weight_scale_2": "nvfp4", "weight_shape": "compressed-tensors with packed weights (int4)", "g_idx": "GPTQ",
     "quant_state": "bitsandbytes", "absmax": "bitsandbytes",
 }  # fmt: skip
-_METHODS: Final = {"gptq", "awq", "bitsandbytes", "gguf", "mxfp4", "quark", "hqq", "aqlm", "auto-round", "torchao"}
+_METHODS: Final = ("", "fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
+_FLOATS: Final = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def is_quantised(tensor: Tensor) -> bool:
     """Whether a tensor holds floats of eight bits."""
     return tensor.dtype in _EIGHT
+
+
+def what_is_no_weight(tensor: Tensor) -> str:
+    """Why a tensor is none that weights are read from, by its type; empty where it is one."""
+    if tensor.dtype in (*_FLOATS, *_EIGHT):
+        return ""
+    return f"is of type {str(tensor.dtype).removeprefix('torch.')}; {_READ}"
 
 
 def check_quantisation(folder: Path, fields: Fields, names: Collection[str]) -> tuple[int, int]:
@@ -74,9 +82,11 @@ def _exported(folder: Path) -> Mapping[str, Any]:
 
 def _other(told: Mapping[str, Any]) -> str:
     """What a config's quantisation is, where it is not eight-bit floats."""
-    method, algorithm = str(told.get("quant_method", "")).lower(), told.get("quant_algo")
-    if method in _METHODS:
+    method, algorithm = str(told.get("quant_method") or "").lower(), told.get("quant_algo")
+    if method not in _METHODS:
         return f"quant_method {method!r}"
+    if told.get("bits", 8) != 8 or "int" in str(told.get("format") or ""):
+        return f"bits {told.get('bits', 8)}, format {told.get('format')!r}"
     if algorithm not in (None, "FP8"):
         return f"quant_algo {algorithm!r}"
     groups = told.get("config_groups")

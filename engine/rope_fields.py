@@ -20,10 +20,11 @@ def rope_of_kind(fields: Fields, kind: str = "") -> Fields:
     Where that holds one object for each type of layer, the one of `kind`; raises UserError where these differ and no
     kind is given.
     """
-    name = "rope_parameters" if "rope_scaling" not in fields else "rope_scaling"
+    name = "rope_scaling" if fields.peek("rope_scaling") else "rope_parameters"  # an empty one says nothing
     held = fields.nested(name)
     values = fields.peek(name)
-    kinds = {at: one for at, one in values.items() if isinstance(one, Mapping)} if isinstance(values, Mapping) else {}
+    told = values if isinstance(values, Mapping) else {}
+    kinds = {at: one for at, one in told.items() if isinstance(one, Mapping) and at.endswith("_attention")}
     if not kinds:
         return held
     if kind not in kinds and any(one != next(iter(kinds.values())) for one in kinds.values()):
@@ -57,6 +58,8 @@ def read_rope(fields: Fields, scaling: Fields, *, latent: bool, interleaved: boo
 
 def _kind(fields: Fields, scaling: Fields) -> RopeKind:
     name = scaling.get("rope_type" if "rope_type" in scaling else "type") or "default"
+    if not isinstance(name, str):
+        raise UserError(f"{fields.path}: rope type is {name!r}, expected one of {', '.join(RopeKind)}")
     if any(axis in scaling for axis in _AXES) and name in ("mrope", "default"):
         for axis in _AXES:
             scaling.get(axis)
@@ -114,7 +117,13 @@ def _cos_scale(scaling: Fields, factor: float, *, latent: bool) -> float:
         mscale, all_dim = 1.0, 0.0
         if scaling.peek("mscale") == mscale and scaling.peek("mscale_all_dim") in (None, all_dim):
             scaling.get("mscale"), scaling.get("mscale_all_dim")
-    return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
+    below = yarn_mscale(factor, all_dim)
+    if below <= 0:
+        raise UserError(
+            f"{scaling.path}: field {scaling.name('mscale_all_dim')} is {all_dim:g}, which leaves no temperature; "
+            f"expected a number of 0 or more"
+        )
+    return yarn_mscale(factor, mscale) / below
 
 
 def read_softmax_scale(scaling: Fields) -> float:

@@ -7,15 +7,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+
+from spectrace.tracer.errors import RunFailed
 
 __all__ = ["save_tensors", "whole_or_not"]
 
 
 @contextmanager
 def whole_or_not(folder: Path) -> Iterator[Path]:
-    """A folder beside this one that takes its place when all went well, and is gone otherwise."""
+    """A folder beside this one that takes its place when all went well, and is gone otherwise.
+
+    Raises RunFailed where it cannot be written, such as on a full disk.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -23,9 +29,10 @@ def whole_or_not(folder: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.rename(folder)
-    except BaseException:
+    except (OSError, SafetensorError) as error:
+        raise RunFailed(f"{folder}: cannot be written ({error}); nothing was kept") from error
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def save_tensors(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int | None) -> None:

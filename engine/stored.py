@@ -6,6 +6,7 @@ Names and shapes are known without reading a tensor; a tensor is read when it is
 import json
 import pickle
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,7 +124,7 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, "pt") as file:
             yield file
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, NotImplementedError) as error:
         raise UserError(f"{path}: not readable as safetensors ({error}); {_AGAIN}") from error
 
 
@@ -144,13 +145,25 @@ def _unpickled(path: Path) -> Mapping[str, Tensor]:
         raise UserError(
             f"{path}: holds a {type(held).__name__} that is no table of tensors by name; expected a state dict"
         )
+    if odd := sorted(str(name) for name, tensor in held.items() if not _is_plain(tensor)):
+        raise UserError(
+            f"{path}: tensor {odd[0]} is sparse, quantised by torch, or without values; expected plain tensors: save "
+            f"the draft as safetensors"
+        )
     return {str(name): tensor.detach() for name, tensor in held.items()}
 
 
 def _load(path: Path) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError as error:
-        if "mmap" not in str(error):
-            raise
-    return torch.load(path, map_location="cpu", weights_only=True)  # of the format before torch 1.6
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=_lies_flat(path))
+
+
+def _lies_flat(path: Path) -> bool:
+    """Whether tensors lie in the file as they are in memory: not so before torch 1.6, nor where they are compressed."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as file:
+        return all(one.compress_type == zipfile.ZIP_STORED for one in file.infolist())
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized or tensor.is_nested)

@@ -41,7 +41,7 @@ def _parallel(config: Config, shapes: Shapes) -> bool:
     steps = nested.get("parallel_draft_step") or config.get("parallel_draft_step") or 1
     keys = ("pard_token", "ptd_token_id", "cod_down_sample_ratio")
     return (
-        _says(config, "peagle") or _any(shapes, "mask_hidden") or any(key in config for key in keys)
+        _says(config, "peagle") or _any(shapes, "mask_hidden") or any(config.get(key) is not None for key in keys)
         or (isinstance(steps, int) and steps > 1)
     )  # fmt: skip
 
@@ -73,17 +73,26 @@ _STRANGERS = (
     _Stranger("a LoRA adapter", lambda _, shapes: _any(shapes, "lora_A.", "lora_B.", "lora_embedding_")),
     _Stranger(
         "DSpark, which drafts blocks",
-        lambda config, _: _says(config, "dspark") or any(str(key).startswith("dspark_") for key in config),
+        lambda config, _: (
+            _says(config, "dspark")
+            or any(str(key).startswith("dspark_") and held is not None for key, held in config.items())
+        ),
     ),
-    _Stranger("DFlash, which drafts blocks", lambda config, _: _says(config, "dflash") or "dflash_config" in config),
+    _Stranger(
+        "DFlash, which drafts blocks", lambda config, _: _says(config, "dflash") or bool(config.get("dflash_config"))
+    ),
     _Stranger("P-EAGLE or PARD, which draft all tokens of a round in parallel", _parallel),
     _Stranger(
         "Medusa heads",
-        lambda config, shapes: _says(config, "medusa") or "medusa_num_heads" in config or _any(shapes, "medusa_head"),
+        lambda config, shapes: (
+            _says(config, "medusa") or bool(config.get("medusa_num_heads")) or _any(shapes, "medusa_head")
+        ),
     ),
     _Stranger(
         "Hydra heads",
-        lambda config, shapes: _says(config, "hydra") or "hydra_num_heads" in config or _any(shapes, "hydra_head"),
+        lambda config, shapes: (
+            _says(config, "hydra") or bool(config.get("hydra_num_heads")) or _any(shapes, "hydra_head")
+        ),
     ),
     _Stranger(
         "an MLP speculator",

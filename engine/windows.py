@@ -34,7 +34,7 @@ def read_windows(body: Fields, layers: int) -> tuple[int | None, ...]:
 
 def _kinds(body: Fields, layers: int) -> list[str]:
     model = str(body.peek("model_type") or "")
-    switched, on = _switched(body), body.peek("use_sliding_window") is True
+    switched, on = _switched(body), body.peek("use_sliding_window") in (True,)
     if switched and not on:
         return _switched_off(body, layers)
     if on:

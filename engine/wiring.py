@@ -29,7 +29,8 @@ class Wiring:
 def read_wiring(fields: Fields, *, ascending: bool = False) -> Wiring | None:
     """The boundaries that a config's layer ids mean; ids under other keys that say something else stay unread.
 
-    `ascending`: who wrote the config fed slots in the order of their boundaries, whatever order it names them in.
+    `ascending`: who wrote ids within `eagle_config` fed slots in the order of their boundaries, whatever order the ids
+    are in.
     Raises UserError for ids that are none.
     """
     found: Wiring | None = None
@@ -40,7 +41,10 @@ def read_wiring(fields: Fields, *, ascending: bool = False) -> Wiring | None:
         if found is None:
             ids = _read_ids(holder, name)
             boundaries = tuple(i + one.offset for i in ids)
-            found = Wiring(tuple(sorted(boundaries)) if ascending else boundaries, one.key, ids)
+            if ascending and one == NESTED_IDS and list(boundaries) != sorted(boundaries):
+                fields.note(f"{one.key} is not in ascending order; ModelOpt feeds slots in that of their boundaries")
+                boundaries = tuple(sorted(boundaries))
+            found = Wiring(boundaries, one.key, ids)
         elif holder.peek(name) == [boundary - one.offset for boundary in found.boundaries]:
             holder.get(name)
     return found

@@ -234,11 +234,17 @@ class _Lab:
             around,
             [served.inputs(chosen)],
             read_drawn(self.case.trace, served.drafted.where(request=chosen), self.case.texts),
+            seen=self._seen(configured),
             likely={finding.fault for finding in self.evidence.findings},
             coarse=self.case.coarse,
             tolerance=self.case.tolerance,
             clock=self.clock,
         )
+
+    def _seen(self, configured: Configuration) -> tuple[Hypothesis, ...]:
+        """The steps that show in what was loaded."""
+        weights = self.evidence.weights
+        return weights.seen(configured, computing(configured, self.case.shared, self.case.others)) if weights else ()
 
     def _training(
         self, configured: Configuration, matches: Sequence[Match], plan: Plan, foreteller: Foreteller

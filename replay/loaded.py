@@ -9,8 +9,9 @@ from typing import Final, TypeAlias
 from torch import Tensor
 
 from spectrace.engine.draft import DraftModel
+from spectrace.replay.configuration import Configuration
 from spectrace.replay.finding import Finding
-from spectrace.replay.spare import Spare
+from spectrace.replay.spare import Spare, shapes_of
 from spectrace.tracer.fingerprint import tensor_fingerprint
 from spectrace.tracer.trace import Trace
 
@@ -74,6 +75,15 @@ class Loaded:
     def were(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether under all these names these were held."""
         return all(self.was(name, tensor) for name, tensor in tensors.items())
+
+    def changed_by(self, at: Configuration, there: Configuration) -> frozenset[str]:
+        """The tensors that a step changes, or does without, if that is what was in memory; none where it is not."""
+        new = {name: tensor for name, tensor in there.tensors.items() if tensor is not at.tensors.get(name)}
+        gone = shapes_of(at.spec).keys() - shapes_of(there.spec).keys()
+        changed = frozenset(new) | gone
+        if not changed <= set(self.wrong) or gone & self.recorded.keys() or not self.were(new):
+            return frozenset()
+        return changed
 
     def owned(self) -> list[str]:
         """The names of what the draft does not take from its target."""

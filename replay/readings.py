@@ -84,14 +84,16 @@ def read_engine(
     drawn: Drawn | None,
     *,
     likely: Collection[str] = (),
+    seen: Sequence[Hypothesis] = (),
     coarse: bool,
     tolerance: float,
     clock: Clock,
 ) -> EngineReading | None:
     """Find the steps under which replay gives the answers that were served.
 
-    Of steps that explain them alike, one is taken whose fault is `likely`: the trace shows it by itself. Where so few
-    are missed that chance may have missed them, or would find a step that meets them, there is no reading; nor of none.
+    Those that were `seen`, in what was loaded, are taken first, whatever they explain. Of others that explain alike,
+    one is taken whose fault is `likely`: the trace shows it by itself. Where so few are missed that chance may have
+    missed them, or would find a step that meets them, there is no reading; nor of none.
     """
     enough = _EXPLAINED_COARSE if coarse else _EXPLAINED
 
@@ -101,9 +103,12 @@ def read_engine(
     base = run(configured)
     if not len(base.met):
         return None
-    at, found, steps, rivals = configured, base, list[Hypothesis](), list[tuple[Hypothesis, ...]]()
+    at, steps, rivals = configured, list(seen), list[tuple[Hypothesis, ...]]([()] * len(seen))
+    for step in steps:
+        at = step.apply(at)
+    found = run(at) if steps else base
     promising = False
-    while found.agreement < enough and len(steps) < _STACK:
+    while found.agreement < enough and len(steps) - len(seen) < _STACK:
         tried = [
             (one, (there := one.apply(at)), run(there))
             for one in clock.each("what the engine did", _likely_first(_fresh(around(at), steps), likely))

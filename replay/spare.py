@@ -12,7 +12,7 @@ from spectrace.engine.draft import DraftModel
 from spectrace.engine.spec import DraftSpec, FuseNorm, LaterNorm
 from spectrace.replay.loading import BIASES, with_biases
 
-__all__ = ["Spare", "as_stored", "spare_tensors"]
+__all__ = ["Spare", "as_stored", "shapes_of", "spare_tensors"]
 
 Spare: TypeAlias = Mapping[str, Mapping[str, Tensor]]
 """Tensors by the names of a `DraftModel`, by what takes them; see `Configuration`."""
@@ -39,10 +39,10 @@ def _others(spec: DraftSpec) -> Iterator[tuple[str, DraftSpec]]:
 
 def _held(checkpoint: DraftCheckpoint, other: DraftSpec, unused: frozenset[str]) -> dict[str, Tensor]:
     """What another draft has beside this one, if all of it lies in the folder, in the shapes that it has to be of."""
-    ours, own = checkpoint.names, _shapes(checkpoint.spec)
+    ours, own = checkpoint.names, shapes_of(checkpoint.spec)
     theirs = stored_names({*unused, *ours.values()}, other)
     shapes = {
-        name: shape for name, shape in _shapes(other).items() if name not in own or theirs.get(name) != ours.get(name)
+        name: shape for name, shape in shapes_of(other).items() if name not in own or theirs.get(name) != ours.get(name)
     }
     if not shapes or not {theirs.get(name) for name in shapes} <= unused:
         return {}
@@ -50,7 +50,8 @@ def _held(checkpoint: DraftCheckpoint, other: DraftSpec, unused: frozenset[str])
     return found if all(found[name].shape == shape for name, shape in shapes.items()) else {}
 
 
-def _shapes(spec: DraftSpec) -> dict[str, torch.Size]:
+def shapes_of(spec: DraftSpec) -> dict[str, torch.Size]:
+    """The tensors that such a draft has, by name."""
     with torch.device("meta"):
         return {name: tensor.shape for name, tensor in DraftModel(spec).state_dict().items()}
 

@@ -4,7 +4,7 @@
 from the checkpoint. A tensor that differs is looked for among what has been loaded in its place before.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,9 @@ from spectrace.engine.checkpoint import DraftCheckpoint, read_embedding, read_he
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.spec import LaterNorm
 from spectrace.replay.another import how_far, served_weights
+from spectrace.replay.configuration import Configuration
 from spectrace.replay.finding import Finding
+from spectrace.replay.hypothesis import Hypothesis
 from spectrace.replay.loaded import Loaded, held_by_first_rank
 from spectrace.replay.loading import layers_of, plain_norm
 from spectrace.replay.missing import PARTS, bias_of, lost_in_copy, part_of, stand_in
@@ -40,7 +42,7 @@ class LoadedWeights:
 
     `skipped` are split over ranks in a way that is not understood. `other_files` says that the folder that was served
     held other files than the one given, None where that is not known. `served` are its tensors, where they are weights
-    of another training step.
+    of another training step, `memory` what all of this rests on.
     """
 
     compared: int
@@ -49,6 +51,19 @@ class LoadedWeights:
     other_files: bool | None = None
     findings: tuple[Finding, ...] = field(default=())
     served: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Loaded | None = field(default=None, compare=False, repr=False)
+
+    def seen(self, at: Configuration, steps: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
+        """Of these steps those that what was in memory shows to be taken: of each tensor the one that explains most."""
+        if self.memory is None:
+            return ()
+        changed = [(one, names) for one in steps if (names := self.memory.changed_by(at, one.apply(at)))]
+        found, done = list[Hypothesis](), set[str]()
+        for one, names in sorted(changed, key=lambda each: -len(each[1])):
+            if not names & done:
+                found.append(one)
+                done |= names
+        return tuple(found)
 
 
 def loaded_weights(
@@ -85,7 +100,7 @@ def loaded_weights(
         findings = tuple(replace(one, evidence=(*one.evidence, told)) if one.fault == "P6" else one for one in findings)
         served = served if loaded.were({name: served[name] for name in wrong if name in served}) else {}
     skipped = tuple(sorted(prints.keys() - ours.keys()))
-    return LoadedWeights(len(ours), len(ours) - len(wrong), skipped, files, findings, served)
+    return LoadedWeights(len(ours), len(ours) - len(wrong), skipped, files, findings, served, loaded)
 
 
 def _other_files(trace: Trace, checkpoint: DraftCheckpoint) -> bool | None:

@@ -163,6 +163,7 @@ def test_a_draft_is_not_tried_without_what_it_has_not(start: tuple[Configuration
     assert ("attention bias" in found) == several and ("MLP bias" in found) == at.spec.mlp_bias
     assert not {"scales", "context", "embedding scale", "fc bias"} & found
     assert not any(one.fault == "P6" for one in hypotheses)
+    assert sum(one.fault == "P4" for one in hypotheses) == (1 + at.spec.layers if several else 1)
 
 
 def test_a_built_draft_computes_what_the_checkpoint_does(start: tuple[Configuration, list[Hypothesis]]) -> None:

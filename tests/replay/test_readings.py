@@ -90,7 +90,11 @@ def test_where_acceptance_is_not_foretold_a_step_is_taken_that_makes_drafts_righ
 
 
 def read_answers(
-    monkeypatch: pytest.MonkeyPatch, missed: Mapping[tuple[str, ...], Any], answers: int, *around: Hypothesis
+    monkeypatch: pytest.MonkeyPatch,
+    missed: Mapping[tuple[str, ...], Any],
+    answers: int,
+    *around: Hypothesis,
+    seen: tuple[Hypothesis, ...] = (),
 ) -> EngineReading | None:
     """Which answers are missed, by what was repaired; all that a repair does not say is missed as without it."""
 
@@ -101,7 +105,8 @@ def read_answers(
 
     monkeypatch.setattr(readings, "reproduce", reproduce)
     at: Any = ()
-    return read_engine(at, lambda _: around, [], None, coarse=False, tolerance=1e-3, clock=Clock(60))
+    clock = Clock(60)
+    return read_engine(at, lambda _: around, [], None, seen=seen, coarse=False, tolerance=1e-3, clock=clock)
 
 
 MANY = tuple(hypothesis(f"link {n}", f"F{n}") for n in range(60))
@@ -137,3 +142,17 @@ def test_many_misses_that_no_step_explains_are_the_engine_s_state(monkeypatch: p
 def test_a_step_that_is_sure_stands_where_a_few_misses_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     found = read_answers(monkeypatch, {(): range(30), ("N3",): [0, 1]}, 70, *MANY, NORM)
     assert found and found.explained and found.steps == (NORM,)
+
+
+def test_what_was_seen_is_taken_first_though_alone_it_explains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that make up for nothing singly, the search would take neither."""
+    missed = {(): range(250), ("R5",): range(250), ("N3",): range(250), ("R5", "N3"): []}
+    alone = read_answers(monkeypatch, missed, 300, *MANY, NORM, PAIRS)
+    found = read_answers(monkeypatch, missed, 300, *MANY, NORM, PAIRS, seen=(PAIRS,))
+    assert alone and not alone.explained and alone.steps == ()
+    assert found and found.explained and found.steps == (PAIRS, NORM) and found.rivals == ((), ())
+
+
+def test_what_was_seen_is_told_though_it_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read_answers(monkeypatch, {(): []}, 300, *MANY, seen=(PAIRS,))
+    assert found and found.explained and found.steps == (PAIRS,)

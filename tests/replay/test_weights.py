@@ -23,7 +23,9 @@ from spectrace.engine.checkpoint import (
 )
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.spec import LaterNorm
+from spectrace.replay.configuration import Configuration
 from spectrace.replay.finding import Finding
+from spectrace.replay.hypotheses import computing
 from spectrace.replay.turned import in_other_order
 from spectrace.replay.vocabulary import lint_table, rebuilt_table, vocabulary
 from spectrace.replay.weights import LoadedWeights, loaded_weights
@@ -171,6 +173,29 @@ def test_mistakes_in_any_layer_are_recognised(deep: tuple[DraftCheckpoint, Draft
         found = loaded_weights(loaded(tmp_path / name.replace(":", "-"), prints), checkpoint, model)
         assert [named(finding) for finding in found.findings] == [name]
         assert found.compared - found.equal == count
+
+
+def test_the_steps_that_show_in_memory_are_those_that_explain_most_of_it(
+    deep: tuple[DraftCheckpoint, DraftModel], tmp_path: Path
+) -> None:
+    checkpoint, model = deep
+    tensors, layers = model.state_dict(), ("", "later.0.")
+    at = Configuration(checkpoint.spec, tensors, ())
+    swapped = {
+        f"{layer}mlp.{a}.weight": tensors[f"{layer}mlp.{b}.weight"]
+        for layer in layers
+        for a, b in (("gate", "up"), ("up", "gate"))
+    }
+    wrong = {**swapped, "later.0.input_norm.weight": torch.ones(48), "output_norm.weight": torch.full((48,), 2.0)}
+    prints = weight_fingerprints(model.variant(tensors=wrong))
+    prints = {name: print_ for name, print_ in prints.items() if not name.endswith((".q.bias", ".k.bias", ".v.bias"))}
+    found = loaded_weights(loaded(tmp_path / "trace", prints), checkpoint, model)
+    steps = found.seen(at, computing(at, {}))
+    assert {(one.fault, one.title.rpartition(" ")[2]) for one in steps} == {
+        ("P4", "swapped"), ("N4", "nothing"), ("P7", "dropped")
+    }  # fmt: skip
+    right = loaded_weights(loaded(tmp_path / "right", weight_fingerprints(model)), checkpoint, model)
+    assert right.seen(at, computing(at, {})) == ()
 
 
 @pytest.mark.parametrize(
