@@ -1,6 +1,8 @@
 """SpecForge's layout: EAGLE's names, and layer ids within `eagle_config`, each the layer that a stream leaves.
 
-Its trainer builds three slots, one layer and plain attention, whatever a config says, so it has no words for others.
+They are written at the top, too, where vLLM takes them as they are meant: within `eagle_config` it reads them as
+layers that streams enter, or not at all. SpecForge's trainer builds three slots, one layer and plain attention,
+whatever a config says, so it has no words for others.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -22,7 +24,7 @@ _IDS = NESTED_IDS.key.removeprefix(f"{NESTED}.")
 def _told(fields: Fields, names: Collection[str]) -> bool:
     held = fields.peek(NESTED)
     nested = isinstance(held, dict) and held.get(_IDS) is not None
-    return nested and TOP_IDS.key not in fields and any(name.startswith("midlayer.") for name in names)
+    return nested and any(name.startswith("midlayer.") for name in names)
 
 
 def _remarks(fields: Fields, _tensors: Mapping[str, Tensor]) -> Iterator[str]:
@@ -42,7 +44,7 @@ def _config(spec: DraftSpec, boundaries: tuple[int, ...] | None, _: Verifier | N
         **attention_words(spec), "target_hidden_size": spec.target_width, "draft_vocab_size": spec.draft_vocab,
         **feedback, **fuse_words(spec), "rope_theta": spec.rope.theta,
         **({"rope_scaling": rope} if len(rope) > 1 else {}),
-        **({NESTED: {_IDS: ids}} if ids is not None else {}),
+        **({TOP_IDS.key: list(boundaries), NESTED: {_IDS: ids}} if boundaries is not None else {}),
     }  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def test_json_is_one_document(
     assert said.code == 0 and found["equal"] is True and found["tensors"] == 14
     assert found["read"]["layout"] == "eagle" and found["written"]["layout"] == "specforge"
     assert found["read"]["spec"] == found["written"]["spec"]
-    assert found["written"]["wiring"]["raw_ids"] == [-1, 1, 3] and found["written"]["files"] == ["model.safetensors"]
+    assert found["written"]["wiring"]["boundaries"] == [0, 2, 4] and found["written"]["files"] == ["model.safetensors"]
     assert found["read"]["report"]["unused_tensors"] == [] and found["notes"] == []
 
 

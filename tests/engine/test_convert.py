@@ -280,7 +280,7 @@ def test_a_layout_holds_its_own_words(tmp_path: Path) -> None:
         write_draft(tmp_path / layout, layout, spec, (0, 5, 9), tensors, described={"bos_token_id": 1})
     eagle, specforge, speculators = (read_config(tmp_path / layout) for layout in WRITABLE)
     assert eagle[IDS] == [0, 5, 9] and "eagle_config" not in eagle
-    assert specforge["eagle_config"] == {IDS: [-1, 4, 8]} and IDS not in specforge
+    assert specforge["eagle_config"] == {IDS: [-1, 4, 8]} and specforge[IDS] == [0, 5, 9]
     assert specforge["architectures"] == eagle["architectures"] == ["LlamaForCausalLMEagle3"]
     assert speculators[IDS] == [0, 5, 9] and speculators["speculators_model_type"] == "eagle3"
     body = speculators["transformer_layer_config"]
