@@ -176,7 +176,7 @@ _VLLM_SWITCHES = {
     ),
     "window": replace(
         _SWITCHES["window"],
-        note="vllm goes by layer_types, and passes windows over in drafts with latent attention",
+        note="vllm goes by layer_types, refuses a window in some of several layers, and has none with latent attention",
     ),
     "context": replace(
         _SWITCHES["context"],

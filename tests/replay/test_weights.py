@@ -107,6 +107,20 @@ def held(model: DraftModel, **tensors: Tensor) -> dict[str, str]:
     return weight_fingerprints(model.variant(tensors={name.replace("__", "."): t for name, t in tensors.items()}))
 
 
+def test_a_table_that_changes_no_id_need_not_be_in_memory(
+    new_draft: Callable[..., tuple[dict[str, object], dict[str, Tensor]]],
+    write_draft: Callable[..., Path],
+    target_of: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """Of a draft of all tokens; vLLM has none then."""
+    checkpoint = read_draft(write_draft(tmp_path / "draft", *new_draft("mla")))
+    model = build_draft(checkpoint, target=target_of("llama"), dtype=torch.float32)
+    prints = {name: print_ for name, print_ in weight_fingerprints(model).items() if name != "d2t"}
+    found = loaded_weights(loaded(tmp_path / "trace", prints), checkpoint, model)
+    assert found.findings == () and found.compared == found.equal == len(prints)
+
+
 def test_weights_of_another_step_are_one_finding(
     checkpoint: DraftCheckpoint, model: DraftModel, tmp_path: Path
 ) -> None:

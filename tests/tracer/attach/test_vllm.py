@@ -12,6 +12,7 @@ import pytest
 from spectrace.cli.check import examine
 from spectrace.engine.checkpoint import build_draft, read_draft
 from spectrace.engine.convert import WRITABLE, convert_draft
+from spectrace.engine.fields import read_config
 from spectrace.engine.prompts import read_prompts
 from spectrace.replay.compare import served_dtype
 from spectrace.replay.diagnose import diagnose
@@ -117,6 +118,38 @@ def test_a_converted_draft_serves_as_the_one_that_it_was_made_of(
         convert_draft(draft, tmp_path / layout, layout, target=target)
         served = serve(target, tmp_path / layout, asked=asked, level=None)
         assert served.outputs == original.outputs and served.counters == original.counters, layout
+
+
+def test_later_layers_and_biases_are_known_in_memory_and_missed_where_a_copy_lost_them(
+    serve: Serve,
+    analytic_pair: Pair,
+    new_draft: Callable[..., Any],
+    write_draft: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """Of a random draft; vLLM serves none of which some layers have a window."""
+    target, _ = analytic_pair("llama")
+    told = read_config(target)
+    width, vocab = told["hidden_size"], told["vocab_size"]
+    config, tensors = new_draft(
+        "deep", model_type="llama", hidden_size=width, target_hidden_size=width, vocab_size=vocab, head_dim=32,
+        num_attention_heads=2, num_key_value_heads=1, draft_vocab_size=vocab, max_position_embeddings=512,
+        layer_types=None, sliding_window=None, use_sliding_window=None,
+    )  # fmt: skip
+    draft = write_draft(tmp_path / "draft", config, tensors)
+    copy = write_draft(
+        tmp_path / "copy",
+        {**config, "mlp_bias": False},
+        {k: t for k, t in tensors.items() if "mlp" not in k or "bias" not in k},
+    )
+    whole, lost = (
+        diagnose(serve(target, one, asked={"max_new": 48}).trace, read_draft(draft), target=target)
+        for one in (draft, copy)
+    )
+    assert whole.causes == () and whole.coverage["loaded tensors compared"] > 28
+    assert {(link, one.engine) for link, one in whole.readings.items() if one.engine != one.configured} == set()
+    [cause] = lost.causes
+    assert (cause.fault, cause.variant) == ("P7", "mlp") and "mlp.gate_proj.bias" in cause.fix, cause
 
 
 def test_requests_that_are_preempted_and_resumed_are_recorded_as_one_text(serve: Serve, analytic_pair: Pair) -> None:
