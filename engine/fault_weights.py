@@ -1,10 +1,7 @@
-"""What faults do to a draft's tensors, each answering with those it changes. Whatever is random has a fixed seed.
-
-Shapes: D rotated width of a head.
-"""
+"""What faults do to a draft's tensors, each answering with those it changes. Whatever is random has a fixed seed."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +9,8 @@ from torch import Tensor, nn
 from spectrace.engine.checkpoint import read_embedding, read_head
 from spectrace.engine.fault import Setting, Source, Tensors
 from spectrace.engine.quantised import dequantised
-from spectrace.engine.spec import DraftSpec, IdMap, MlaSpec
+from spectrace.engine.spec import DraftSpec, IdMap
+from spectrace.engine.turned import in_other_order, rotated
 
 __all__ = [
     "first_norm", "gate_and_up", "later_step", "no_later_layer", "no_own_embedding", "no_own_head", "no_scales",
@@ -110,34 +108,9 @@ def gate_and_up(tensors: Tensors, _source: Source) -> Tensors:
 
 
 def reordered(tensors: Tensors, source: Source) -> Tensors:
-    """What of queries and keys is rotated, its rows in the order that the other kind of RoPE takes them in.
-
-    Where (i, i + D/2) is a pair, rows come as if (2i, 2i+1) were one; or the other way round. Biases go along.
-    """
-    return {name: _reordered(tensors[name], dim, source.spec) for name, dim in _rotated(tensors, source.spec)}
-
-
-def _rotated(tensors: Tensors, spec: DraftSpec) -> Iterator[tuple[str, int]]:
-    """The tensors that make queries and keys, and how many rows of each are a head's; MLA has one head of keys."""
-    shape = spec.attention
-    if isinstance(shape, MlaSpec):
-        queries = shape.key_dim
-        heads = {"q": queries, "q_up": queries, "kv_down": shape.kv_rank + shape.rope_dim}
-    else:
-        heads = {"q": shape.head_dim, "k": shape.head_dim}
-    for name in tensors:
-        module = re.fullmatch(r"(?:later\.\d+\.)?attention\.(\w+)\.(?:weight|bias)", name)
-        if module and module[1] in heads:
-            yield name, heads[module[1]]
-
-
-def _reordered(rows: Tensor, dim: int, spec: DraftSpec) -> Tensor:
-    """GQA rotates the first dimensions of a head, MLA the last."""
-    width = spec.rope_width
-    first = dim - width if isinstance(spec.attention, MlaSpec) else 0
-    pairs = torch.arange(first, first + width).reshape((-1, 2) if spec.rope.interleaved else (2, -1)).T.flatten()
-    order = torch.cat((torch.arange(first), pairs, torch.arange(first + width, dim)))
-    return rows.reshape(-1, dim, *rows.shape[1:])[:, order.to(rows.device)].reshape(rows.shape)
+    """What of queries and keys is rotated, its rows in the order that the other kind of RoPE takes them in."""
+    spec = source.spec
+    return {name: in_other_order(tensors[name], rows, spec) for name, rows in rotated(tensors, spec)}
 
 
 def later_step(tensors: Tensors, source: Source) -> Tensors:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from spectrace.engine.spec import DraftSpec, GqaSpec, LaterNorm
+from spectrace.engine.turned import in_other_order, rotated
 from spectrace.replay.configuration import Configuration
 from spectrace.replay.hypothesis import Apply, Hypothesis, replacing
-from spectrace.replay.turned import in_other_order, rotated
 
 __all__ = ["BIASES", "layers_of", "loading", "plain_norm", "with_biases"]
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from spectrace.engine.checkpoint import DraftCheckpoint, read_embedding, read_head
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.spec import LaterNorm
+from spectrace.engine.turned import in_other_order, rotated
 from spectrace.replay.another import how_far, served_weights
 from spectrace.replay.configuration import Configuration
 from spectrace.replay.finding import Finding
@@ -25,7 +26,6 @@ from spectrace.replay.loading import layers_of, plain_norm
 from spectrace.replay.missing import PARTS, bias_of, lost_in_copy, part_of, stand_in
 from spectrace.replay.profiles import profile_of
 from spectrace.replay.spare import Spare
-from spectrace.replay.turned import in_other_order, rotated
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.fingerprint import file_fingerprints
 from spectrace.tracer.trace import Trace

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "engine": ("engine", "tracer"),
     "replay": (
         "replay", "engine.attention", "engine.checkpoint", "engine.dialect", "engine.draft", "engine.fields",
-        "engine.packing", "engine.rope", "engine.spec", "engine.target", "engine.tree", "tracer",
+        "engine.packing", "engine.rope", "engine.spec", "engine.target", "engine.tree", "engine.turned", "tracer",
     ),
     "cli": ("cli", "replay", "engine", "tracer"),
 }  # fmt: skip

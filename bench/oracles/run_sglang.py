@@ -40,7 +40,8 @@ install()
 warnings.filterwarnings("ignore")
 
 import torch
-from safetensors.torch import load_file, save_file
+from asked import clear, folders, write_answer, write_refusal
+from safetensors.torch import load_file
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.configs.model_config import AttentionArch, ModelConfig
@@ -261,21 +262,20 @@ def compute(case: Path) -> dict[str, Tensor]:
 
 
 def run(case: Path) -> None:
-    for name in ("outputs.safetensors", "refused.txt", "notes.txt"):
-        (case / name).unlink(missing_ok=True)
+    clear(case)
     notes = Notes()
     try:
-        save_file(compute(case), case / "outputs.safetensors")
+        outputs = compute(case)
     except Exception as error:
         traceback.print_exc()
-        (case / "refused.txt").write_text(f"{type(error).__name__}: {error}\n")
+        write_refusal(case, error)
+    else:
+        write_answer(case, outputs, notes.lines)
     finally:
         notes.close()
-    if notes.lines:
-        (case / "notes.txt").write_text("\n".join(dict.fromkeys(notes.lines)) + "\n")
 
 
 if __name__ == "__main__":
-    for folder in sorted(path.parent for path in Path(sys.argv[1]).glob("*/case.json")):
+    for folder in folders(Path(sys.argv[1])):
         run(folder)
         print(folder.name, "refused" if (folder / "refused.txt").exists() else "ran", flush=True)

@@ -17,18 +17,13 @@ beyond a request's rows are zeros: no row that is written sees them.
 """
 
 import argparse
-import json
-import logging
 import os
-import re
 import sys
-import time
-import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -36,10 +31,8 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from asked import Case, Seen, answer_all, warned
 from torch import Tensor
-
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class _Undecorated(types.ModuleType):
@@ -69,50 +62,21 @@ with warnings.catch_warnings():
 eagle3_model.LogSoftmaxLoss = types.SimpleNamespace(apply=loss._compute_loss)
 
 
-@dataclass
-class Case:
-    """One case's inputs: requests one behind another, `lengths[r]` rows and `lengths[r] + depths` tokens each."""
-
-    folder: Path
-    settings: dict[str, object]
-    depths: int
-    lengths: list[int]
-    texts: list[Tensor]
-    features: list[Tensor]
-
-    @classmethod
-    def read(cls, folder: Path) -> "Case":
-        settings = json.loads((folder / "case.json").read_text(encoding="utf-8"))
-        depths = int(settings["depths"])
-        inputs = load_file(folder / "inputs.safetensors")
-        lengths = inputs["lengths"].tolist()
-        texts = list(inputs["texts"].split([length + depths for length in lengths]))
-        return cls(folder, settings, depths, lengths, texts, list(inputs["features"].split(lengths)))
-
-    def run_config(self, attention: str) -> Config:
-        """The run configuration of a training run that starts from this draft."""
-        model = {
-            "target_model_path": str(self.folder / "target"),
-            "draft_checkpoint_path": str(self.folder / "draft"),
-            "load_target_embedding": self.settings.get("load_target_embedding", True),
-            "torch_dtype": "float32",
-        }
-        training = {"strategy": "eagle3", "ttt_length": self.depths + 1, "attention_backend": attention}
-        data = {"hidden_states_path": "none"}  # a required field; never read here
-        return Config.model_validate({"model": model, "training": training, "data": data})
+def run_config(case: Case, attention: str) -> Config:
+    """The run configuration of a training run that starts from this draft."""
+    model = {
+        "target_model_path": str(case.folder / "target"),
+        "draft_checkpoint_path": str(case.folder / "draft"),
+        "load_target_embedding": case.settings.get("load_target_embedding", True),
+        "torch_dtype": "float32",
+    }
+    training = {"strategy": "eagle3", "ttt_length": case.depths + 1, "attention_backend": attention}
+    data = {"hidden_states_path": "none"}  # a required field; never read here
+    return Config.model_validate({"model": model, "training": training, "data": data})
 
 
-@dataclass
-class Seen:
-    """What the hooks saw, in the order of the steps; all [requests, positions, ...]."""
-
-    fused: list[Tensor] = field(default_factory=list)
-    tokens: list[Tensor] = field(default_factory=list)
-    positions: list[Tensor] = field(default_factory=list)
-    taken: list[Tensor] = field(default_factory=list)
-    hidden: list[Tensor] = field(default_factory=list)
-    logits: list[Tensor] = field(default_factory=list)
-    choices: list[Tensor] = field(default_factory=list)
+class Watched(Seen):
+    """What the hooks see of the package's draft, all [requests, positions, ...]."""
 
     @contextmanager
     def watching(self, draft: llama3_eagle.LlamaForCausalLMEagle3) -> Iterator[None]:
@@ -143,7 +107,7 @@ class Seen:
 
 def load(case: Case, attention: str) -> llama3_eagle.LlamaForCausalLMEagle3:
     """The draft as a training run that starts from it builds it."""
-    config = case.run_config(attention)
+    config = run_config(case, attention)
     providers = algorithm_providers().model
     draft_config = resolve_draft_config(config, provider=providers.draft_config)
     return providers.build_draft(config, draft_config).eval()
@@ -170,7 +134,7 @@ def run(case: Case, attention: str) -> Seen:
     """Load and step one draft."""
     draft = load(case, attention)
     model = eagle3_model.OnlineEagle3Model(draft, length=case.depths + 1, attention_backend=attention)
-    seen = Seen()
+    seen = Watched()
     with seen.watching(draft):
         model(**batch(case, draft))
     best = [scores.argmax(-1) for scores in seen.logits]
@@ -184,50 +148,12 @@ def gather(case: Case, seen: Seen) -> dict[str, Tensor]:
     def rows(values_BTX: Tensor) -> Tensor:
         return torch.cat([values[:length] for values, length in zip(values_BTX, case.lengths, strict=True)])
 
-    out = {"fused": rows(seen.fused[0])}
-    for depth in range(case.depths):
-        out[f"rows.{depth}"] = torch.arange(sum(case.lengths))
-        out[f"tokens.{depth}"] = rows(seen.tokens[depth])
-        out[f"positions.{depth}"] = rows(seen.positions[depth])
-        out[f"hidden.{depth}"] = rows(seen.hidden[depth])
-        out[f"state.{depth}"] = rows(seen.taken[depth + 1])
-        out[f"logits.{depth}"] = rows(seen.logits[depth])
-        out[f"choice.{depth}"] = rows(seen.choices[depth])
-    return {name: value.contiguous() for name, value in out.items()}
+    return seen.gather(case.depths, rows)
 
 
-@contextmanager
-def noted(notes: list[str]) -> Iterator[None]:
+def noted(notes: list[str]) -> AbstractContextManager[None]:
     """Collect what the package, transformers and Python warn about."""
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: notes.append(f"{record.name}: {record.getMessage()}")  # type: ignore[method-assign]
-    loggers = [logging.getLogger(name) for name in ("transformers", "specforge")]
-    for one in loggers:
-        one.addHandler(handler)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    for one in loggers:
-        one.removeHandler(handler)
-    notes.extend(f"{warning.category.__name__}: {warning.message}" for warning in caught)
-
-
-def answer(folder: Path, attention: str) -> str:
-    """Run one case and write its files; one word on how it went."""
-    for name in ("outputs.safetensors", "refused.txt", "notes.txt"):
-        (folder / name).unlink(missing_ok=True)
-    case, notes = Case.read(folder), list[str]()
-    torch.manual_seed(0)  # for what a checkpoint lacks and transformers makes up
-    with noted(notes):
-        try:
-            seen = run(case, attention)
-        except Exception as error:
-            (folder / "refused.txt").write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
-            return f"refused: {type(error).__name__}"
-    save_file(gather(case, seen), folder / "outputs.safetensors")
-    if notes:
-        (folder / "notes.txt").write_text(ANSI.sub("", "\n".join(notes)) + "\n", encoding="utf-8")
-    return "ran"
+    return warned(notes, "transformers", "specforge")
 
 
 def main() -> int:
@@ -239,16 +165,7 @@ def main() -> int:
     transformers.utils.logging.disable_default_handler()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    failed = False
-    for folder in sorted(path.parent for path in args.cases.resolve().glob("*/case.json")):
-        began = time.perf_counter()
-        try:
-            word = answer(folder, args.attention)
-        except Exception:  # this script's own mistake: neither an answer nor a refusal, and the other cases go on
-            traceback.print_exc()
-            word, failed = "failed", True
-        print(f"{folder.name}: {word} ({time.perf_counter() - began:.2f} s)", flush=True)
-    return int(failed)
+    return answer_all(args.cases, partial(run, attention=args.attention), gather, noted)
 
 
 if __name__ == "__main__":

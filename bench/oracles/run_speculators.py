@@ -21,28 +21,21 @@ mark is lost. Filled, the mark is there again, no run depends on what the memory
 """
 
 import argparse
-import json
-import logging
 import os
-import re
 import sys
-import time
-import traceback
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import transformers  # (looks for `datasets` itself: before the stand-in)
-from safetensors.torch import load_file, save_file
+from asked import Case, Seen, answer_all, warned
 from torch import Tensor
 
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 BLOCK = 128  # flex attention's block: packed rows must fill whole ones
 
 
@@ -73,36 +66,8 @@ with _stood_in("datasets"):
     from speculators.train.data import CollateFn
 
 
-@dataclass
-class Case:
-    """One case's inputs: requests one behind another, `lengths[r]` rows and `lengths[r] + depths` tokens each."""
-
-    folder: Path
-    depths: int
-    lengths: list[int]
-    texts: list[Tensor]
-    features: list[Tensor]
-
-    @classmethod
-    def read(cls, folder: Path) -> "Case":
-        depths = int(json.loads((folder / "case.json").read_text(encoding="utf-8"))["depths"])
-        inputs = load_file(folder / "inputs.safetensors")
-        lengths = inputs["lengths"].tolist()
-        texts = list(inputs["texts"].split([length + depths for length in lengths]))
-        return cls(folder, depths, lengths, texts, list(inputs["features"].split(lengths)))
-
-
-@dataclass
-class Seen:
-    """What the hooks saw, in the order of the steps."""
-
-    fused: list[Tensor] = field(default_factory=list)
-    tokens: list[Tensor] = field(default_factory=list)
-    positions: list[Tensor] = field(default_factory=list)
-    taken: list[Tensor] = field(default_factory=list)
-    hidden: list[Tensor] = field(default_factory=list)
-    logits: list[Tensor] = field(default_factory=list)
-    choices: list[Tensor] = field(default_factory=list)
+class Watched(Seen):
+    """What the hooks see of the package's draft."""
 
     def watch(self, model: Eagle3DraftModel) -> None:
         model.fc.register_forward_hook(lambda _m, _i, out: self.fused.append(out[0]))
@@ -156,7 +121,7 @@ def sample(text: Tensor, features: Tensor, width: int) -> dict[str, Tensor]:
 def run(case: Case, attention: str) -> Seen:
     """Load and step one draft."""
     model = load(case, attention)
-    seen = Seen()
+    seen = Watched()
     seen.watch(model)
     best = model(**batch(case, model, attention), ttt_steps=case.depths + 1)
     seen.choices = [XPressDraftModel._draft_to_verifier_ids(model, ids[0]) for ids in best]
@@ -167,57 +132,21 @@ def gather(case: Case, seen: Seen) -> dict[str, Tensor]:
     """The tensors of `outputs.safetensors`."""
     starts = torch.tensor([0] + [len(text) - 1 for text in case.texts]).cumsum(0)
     rows = torch.cat([torch.arange(n) + start for n, start in zip(case.lengths, starts.tolist(), strict=False)])
-    out = {"fused": seen.fused[0][rows]}
-    for depth in range(case.depths):
-        out[f"rows.{depth}"] = torch.arange(len(rows))
-        out[f"tokens.{depth}"] = seen.tokens[depth][rows]
-        out[f"positions.{depth}"] = seen.positions[depth][rows]
-        out[f"hidden.{depth}"] = seen.hidden[depth][rows]
-        out[f"state.{depth}"] = seen.taken[depth + 1][rows]
-        out[f"logits.{depth}"] = seen.logits[depth][rows]
-        out[f"choice.{depth}"] = seen.choices[depth][rows]
-    return {name: value.contiguous() for name, value in out.items()}
+    return seen.gather(case.depths, lambda values: values[rows])
 
 
 @contextmanager
 def noted(notes: list[str]) -> Iterator[None]:
     """Collect what the package, transformers and Python warn about."""
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: notes.append(f"{record.name}: {record.getMessage()}")  # type: ignore[method-assign]
-    loggers = [logging.getLogger(name) for name in ("transformers", "speculators")]
     sink = loguru_logger.add(
         lambda text: notes.append(str(text).rstrip()),
         level="WARNING",
         format="{name}: {message}",
         filter=lambda record: "index.json" not in record["message"],  # of the target, which is one file
     )
-    for one in loggers:
-        one.addHandler(handler)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned(notes, "transformers", "speculators"):
         yield
-    for one in loggers:
-        one.removeHandler(handler)
     loguru_logger.remove(sink)
-    notes.extend(f"{warning.category.__name__}: {warning.message}" for warning in caught)
-
-
-def answer(folder: Path, attention: str) -> str:
-    """Run one case and write its files; one word on how it went."""
-    for name in ("outputs.safetensors", "refused.txt", "notes.txt"):
-        (folder / name).unlink(missing_ok=True)
-    case, notes = Case.read(folder), list[str]()
-    torch.manual_seed(0)  # for what a checkpoint lacks and transformers makes up
-    with noted(notes):
-        try:
-            seen = run(case, attention)
-        except Exception as error:
-            (folder / "refused.txt").write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
-            return f"refused: {type(error).__name__}"
-    save_file(gather(case, seen), folder / "outputs.safetensors")
-    if notes:
-        (folder / "notes.txt").write_text(ANSI.sub("", "\n".join(notes)) + "\n", encoding="utf-8")
-    return "ran"
 
 
 def main() -> int:
@@ -230,16 +159,7 @@ def main() -> int:
     transformers.utils.logging.disable_default_handler()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    failed = False
-    for folder in sorted(path.parent for path in args.cases.resolve().glob("*/case.json")):
-        began = time.perf_counter()
-        try:
-            word = answer(folder, args.attention)
-        except Exception:  # this script's own mistake: neither an answer nor a refusal, and the other cases go on
-            traceback.print_exc()
-            word, failed = "failed", True
-        print(f"{folder.name}: {word} ({time.perf_counter() - began:.2f} s)", flush=True)
-    return int(failed)
+    return answer_all(args.cases, partial(run, attention=args.attention), gather, noted)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ os.environ.update(
 )
 
 import torch
-from safetensors.torch import load_file, save_file
+from asked import clear, folders, write_answer, write_refusal
+from safetensors.torch import load_file
 from torch import Tensor
 from vllm import _custom_ops
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -301,16 +302,12 @@ def run(case: Case, notes: _Notes) -> dict[str, Tensor]:
 
 def run_case(folder: Path) -> None:
     """Run one case and write what came of it."""
-    for stale in ("outputs.safetensors", "refused.txt", "notes.txt"):
-        (folder / stale).unlink(missing_ok=True)
+    clear(folder)
     notes = _Notes()
     try:
-        save_file(run(Case(folder), notes), folder / "outputs.safetensors")
+        write_answer(folder, run(Case(folder), notes), notes.lines)
     except _Refused as refused:
-        error = refused.__cause__
-        (folder / "refused.txt").write_text(f"{type(error).__name__}: {error}\n")
-    if notes.lines:
-        (folder / "notes.txt").write_text("\n".join(dict.fromkeys(notes.lines)) + "\n")
+        write_refusal(folder, refused.__cause__)
 
 
 def in_a_process(folder: Path) -> int:
@@ -333,7 +330,7 @@ def in_a_process(folder: Path) -> int:
 def main() -> int:
     """Run every case of the folder that is given."""
     failed = 0
-    for folder in sorted(path.parent for path in Path(sys.argv[1]).absolute().glob("*/case.json")):
+    for folder in folders(Path(sys.argv[1])):
         start = time.monotonic()
         status = in_a_process(folder)
         if status < 0:

@@ -18,12 +18,12 @@ from spectrace.engine.dialect import read_spec, read_wiring
 from spectrace.engine.fields import Fields, read_config
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, RopeKind, RopeSpec, Stream
 from spectrace.engine.stored import StoredTensors
+from spectrace.engine.turned import in_other_order, rotated
 from spectrace.replay.edits import fix_hand_off, fix_switch, fix_weights, fix_wiring
 from spectrace.replay.links import ENGINE_LINKS, PUBLIC
 from spectrace.replay.profiles import PROFILES, Profile, profile_of
 from spectrace.replay.rewriting import Edit
 from spectrace.replay.tensor_edits import copy_tensors, drop_tensors, turn_rows
-from spectrace.replay.turned import in_other_order, rotated
 
 IDS, NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 OURS = PROFILES["spectrace"]

@@ -23,10 +23,10 @@ from spectrace.engine.checkpoint import (
 )
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.spec import LaterNorm
+from spectrace.engine.turned import in_other_order
 from spectrace.replay.configuration import Configuration
 from spectrace.replay.finding import Finding
 from spectrace.replay.hypotheses import computing
-from spectrace.replay.turned import in_other_order
 from spectrace.replay.vocabulary import lint_table, rebuilt_table, vocabulary
 from spectrace.replay.weights import LoadedWeights, loaded_weights
 from spectrace.tracer.fingerprint import file_fingerprints, tensor_fingerprint
