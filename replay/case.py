@@ -25,7 +25,7 @@ from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, IdMap, LaterNorm
 from spectrace.replay.compare import served_dtype, tolerance_of
 from spectrace.replay.configuration import Configuration, Slot
 from spectrace.replay.diagnosis import Diagnosis
-from spectrace.replay.profiles import value_at
+from spectrace.replay.profiles.profile import value_at
 from spectrace.replay.rewriting import place_of
 from spectrace.replay.spare import Spare, spare_tensors
 from spectrace.replay.texts import Text, read_texts

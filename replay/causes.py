@@ -16,7 +16,7 @@ from spectrace.replay.identify import Match
 from spectrace.replay.link import LINKS
 from spectrace.replay.links import TRAINED_OTHERWISE
 from spectrace.replay.loading import layers_of
-from spectrace.replay.profiles import profile_of
+from spectrace.replay.profiles.known import profile_of
 from spectrace.replay.readings import SURPRISED, EngineReading, TrainedReading, rivals_of
 from spectrace.replay.rewriting import Edit
 from spectrace.replay.tensor_edits import drop_tensors, turn_rows

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from spectrace.engine.dialect import ID_KEYS, IdKey
 from spectrace.engine.spec import RopeKind, RopeSpec
 from spectrace.replay.links import ENGINE_LINKS
-from spectrace.replay.profiles import Profile, Switch, filled, value_at
+from spectrace.replay.profiles.profile import Profile, Switch, filled, value_at
 from spectrace.replay.rewriting import Edit, config_of, place_of, set_config
 from spectrace.replay.tensor_edits import put_in_order
 

@@ -11,7 +11,7 @@ from spectrace.replay.handoff import HandOff, hand_off
 from spectrace.replay.invariants import Invariants, invariants
 from spectrace.replay.links import link_of
 from spectrace.replay.missing import missing_weights
-from spectrace.replay.profiles import profile_of
+from spectrace.replay.profiles.known import profile_of
 from spectrace.replay.ranks import ranks
 from spectrace.replay.vocabulary import lint_table, vocabulary
 from spectrace.replay.weights import LoadedWeights, loaded_weights

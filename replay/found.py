@@ -17,7 +17,8 @@ from spectrace.replay.hypothesis import Hypothesis
 from spectrace.replay.link import LINKS
 from spectrace.replay.links import link_of
 from spectrace.replay.missing import bias_of, lost_in_copy, shipped_by_copy
-from spectrace.replay.profiles import profile_of, value_at
+from spectrace.replay.profiles.known import profile_of
+from spectrace.replay.profiles.profile import value_at
 from spectrace.replay.rewriting import Edit
 from spectrace.replay.tensor_edits import copy_tensors, drop_tensors
 from spectrace.replay.vocabulary import drafted_pairs

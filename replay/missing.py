@@ -6,10 +6,12 @@ from typing import Final
 
 from spectrace.engine.checkpoint import DraftCheckpoint, stored_names
 from spectrace.replay.finding import Finding
-from spectrace.replay.profiles import Profile
+from spectrace.replay.profiles.profile import Profile, StandIn
 from spectrace.tracer.trace import Trace
 
-__all__ = ["PARTS", "bias_of", "lost_in_copy", "missing_weights", "part_of", "shipped_by_copy", "stand_in"]
+__all__ = [
+    "PARTS", "bias_of", "lost_in_copy", "missing_weights", "part_of", "shipped_by_copy", "stand_in", "stand_in_of",
+]  # fmt: skip
 
 PARTS: Final = {
     "fc": "fc", "fuse_norms": "norm", "embedding_norm": "norm", "feature_norm": "norm", "mlp_norm": "norm",
@@ -64,7 +66,12 @@ def shipped_by_copy(trace: Trace, checkpoint: DraftCheckpoint, name: str) -> str
 
 
 def stand_in(profile: Profile, name: str) -> str:
-    """What the engine takes for a tensor that is not there; empty where that is not known."""
+    """What the engine takes for a tensor that is not there, in words; empty where that is not known."""
+    taken = stand_in_of(profile, name)
+    return f"{profile.engine} takes {taken}" if taken else ""
+
+
+def stand_in_of(profile: Profile, name: str) -> StandIn | None:
+    """What the engine takes for a tensor that is not there; None where that is not known."""
     part = "norm" if re.search(r"_norms?(\.\d+)?\.weight$", name) else part_of(name)
-    taken = profile.missing.get(part) or profile.missing.get(PARTS.get(part, ""), profile.missing.get("", ""))
-    return taken and f"{profile.engine} takes {taken}"
+    return profile.missing.get(part) or profile.missing.get(PARTS.get(part, ""), profile.missing.get(""))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from spectrace.replay.profiles import value_at
+from spectrace.replay.profiles.profile import value_at
 
 __all__ = ["Edit", "config_of", "place_of", "python_command", "set_config", "tensor_command"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spectrace.engine.spec import DraftSpec
 from spectrace.engine.turned import head_order, rotated
-from spectrace.replay.profiles import Profile
+from spectrace.replay.profiles.profile import Profile
 from spectrace.replay.rewriting import Edit, python_command, tensor_command
 
 __all__ = ["copy_tensors", "drop_tensors", "put_in_order", "turn_rows"]

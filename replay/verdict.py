@@ -11,7 +11,8 @@ from spectrace.replay.diagnosis import Cause, Diagnosis, Verdict
 from spectrace.replay.evidence import Evidence
 from spectrace.replay.found import Broken
 from spectrace.replay.ladder import Ladder
-from spectrace.replay.profiles import filled, profile_of
+from spectrace.replay.profiles.known import profile_of
+from spectrace.replay.profiles.profile import filled
 from spectrace.replay.readings import SURPRISED, Clock
 from spectrace.replay.truth import Truth
 from spectrace.replay.worth import Worth

@@ -24,7 +24,7 @@ from spectrace.replay.hypothesis import Hypothesis
 from spectrace.replay.loaded import Loaded, held_by_first_rank
 from spectrace.replay.loading import layers_of, plain_norm
 from spectrace.replay.missing import PARTS, bias_of, lost_in_copy, part_of, stand_in
-from spectrace.replay.profiles import profile_of
+from spectrace.replay.profiles.known import profile_of
 from spectrace.replay.spare import Spare
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.fingerprint import file_fingerprints

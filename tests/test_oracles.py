@@ -21,7 +21,7 @@ from oracles.cases import CASES
 from oracles.known import ORACLES
 from oracles.target import save_verifier
 
-from spectrace.replay.profiles import PROFILES
+from spectrace.replay.profiles.known import PROFILES
 
 pytestmark = pytest.mark.oracles
 

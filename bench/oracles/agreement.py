@@ -1,7 +1,7 @@
 """An implementation run on random drafts by its own environment's python, and our draft held against what it computed.
 
-What an implementation is known to do otherwise than a draft's config says is stated, and has to be so: `Otherwise` is
-the draft that it computes instead.
+What it does otherwise than a draft's config says, its profile foretells, and has to be so: our draft is run as the
+profile says that the implementation runs it, and where that is not what the config says, the two have to differ.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from oracles.cases import CASES, Case
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from spectrace.engine.checkpoint import build_draft, read_draft
+from spectrace.engine.checkpoint import build_draft
 from spectrace.engine.convert import verifier_at, write_draft
 from spectrace.engine.dialect import Wiring
 from spectrace.engine.draft import DraftModel
@@ -28,14 +28,13 @@ from spectrace.engine.layouts.known import writable
 from spectrace.engine.spec import DraftSpec
 from spectrace.replay.attend import BranchAttend, PrefixAttend
 from spectrace.replay.compare import row_error
+from spectrace.replay.profiles.profile import Profile, StandIn
+from spectrace.replay.profiles.running import facts_of, given, run_by, weights_of
 
 __all__ = [
     "TOLERANCE",
     "Compared",
     "Oracle",
-    "Otherwise",
-    "Refuses",
-    "Undefined",
     "compare",
     "refusal",
     "run_oracle",
@@ -49,48 +48,22 @@ _SCRIPTS = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True)
-class Otherwise:
-    """An implementation computes another draft than the one that its config describes; `why` in words.
-
-    `tensors` is given those of the draft and the target's folder.
-    """
-
-    why: str
-    computes: Callable[[DraftSpec], DraftSpec] = lambda spec: spec
-    tensors: Callable[[Mapping[str, Tensor], Path], Mapping[str, Tensor]] = lambda tensors, _target: tensors
-
-
-@dataclass(frozen=True, slots=True)
-class Undefined:
-    """An implementation computes with memory that nothing was written to: `why` in words. It has to differ."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refuses:
-    """An implementation does not load such a draft: part of what it says, and `why` in words."""
-
-    says: str
-    why: str
-
-
-Known: TypeAlias = Otherwise | Undefined | Refuses
-
-
-@dataclass(frozen=True, slots=True)
 class Oracle:
-    """An implementation: its script, where its environment is said, its layout, and what it does not do as told.
+    """An implementation: where its environment is said, its layout, and what it makes of drafts.
 
     `own_layout`: it reads no other, so drafts that its layout has no words for are not asked of it.
     """
 
     name: str
-    script: str
     environment: str
     layout: str
-    known: Mapping[str, Known] = field(default_factory=dict)
+    profile: Profile
     own_layout: bool = False
+
+    @property
+    def script(self) -> str:
+        """What its script is called."""
+        return self.name.lower()
 
     @property
     def python(self) -> Path | None:
@@ -211,36 +184,37 @@ class Judged:
 
 
 def judge(oracle: Oracle, folder: Path, case: Case) -> Judged:
-    """Hold our draft against what an implementation computed or said of it."""
-    known, said = oracle.known.get(case.name), refusal(folder, case)
+    """Hold our draft, as the profile says that it is run, against what an implementation computed or said of it."""
+    place, said = folder / _slug(case.name), refusal(folder, case)
+    facts = given(place / "draft", facts_of(place / "target"))
+    running = run_by(oracle.profile, facts)
+    words = "; ".join(dict.fromkeys(one.why for one in (*running.refusals, *running.departures)))
     if said:
-        if isinstance(known, Refuses) and known.says in said:
-            return Judged("refused", True, words=known.why)
-        return Judged("refused", False, words=said.strip().splitlines()[0])
-    told = compare(folder, case)
-    match known:
-        case None:
-            return Judged("agrees", told.agrees, told.worst)
-        case Otherwise():
-            meant = compare(folder, case, known)
-            return Judged("otherwise", meant.agrees and told.worst > _CLEARLY, meant.worst, known.why)
-        case Undefined():
-            return Judged("undefined", not told.worst <= _CLEARLY, words=known.why)
-        case Refuses():
-            return Judged("ran", False, told.worst, "it was said to refuse this")
+        expected = [one for one in running.refusals if one.says in said]
+        why = expected[0].why if expected else said.strip().splitlines()[0]
+        return Judged("refused", bool(expected), words=why)
+    meant = build_draft(facts.draft, target=place / "target", dtype=torch.float32)
+    told = compare(place, meant)
+    if running.refusals:
+        return Judged("ran", False, told.worst, "it was said to refuse this")
+    if running.unwritten:
+        unwritten = ", ".join(running.names[name] for name in running.unwritten)
+        why = f"nothing is written to {unwritten}"
+        return Judged("undefined", not told.worst <= _CLEARLY, words=f"{words}; {why}" if words else why)
+    tensors = weights_of(running, facts, place / "target")
+    ran = compare(place, DraftModel.over(running.spec, tensors))
+    replaced = [name for name, taken in running.taken.items() if name in facts.draft.tensors or taken is StandIn.ONES]
+    if not running.departures and not replaced:
+        return Judged("agrees", ran.agrees, ran.worst)
+    named = [f"{running.names[name]} is {running.taken[name]}" for name in replaced]
+    return Judged(
+        "otherwise", ran.agrees and told.worst > _CLEARLY, ran.worst, "; ".join(filter(None, (words, *named)))
+    )
 
 
-def compare(folder: Path, case: Case, otherwise: Otherwise | None = None) -> Compared:
-    """Our draft, read from the same files and fed the same rows, against what an implementation computed.
-
-    With `otherwise`, ours as the implementation is known to take it.
-    """
-    place = folder / _slug(case.name)
+def compare(place: Path, draft: DraftModel) -> Compared:
+    """Our draft, fed the same rows, against what an implementation computed."""
     found, inputs = load_file(place / "outputs.safetensors"), load_file(place / "inputs.safetensors")
-    checkpoint = read_draft(place / "draft")
-    draft = build_draft(checkpoint, target=place / "target", dtype=torch.float32)
-    if otherwise:
-        draft = DraftModel.over(otherwise.computes(draft.spec), otherwise.tensors(draft.state_dict(), place / "target"))
     errors: dict[str, float] = {}
     rows = other_tokens = 0
     for depth, (fused, hidden, state) in enumerate(_run(draft, found, inputs["features"])):

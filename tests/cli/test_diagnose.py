@@ -19,7 +19,7 @@ from spectrace.cli.diagnose import ACCURACY_DEFINITIONS, diagnosis_json, exit_co
 from spectrace.replay.diagnosis import Cause, Diagnosis, Identified, Reading, Verdict
 from spectrace.replay.edits import fix_wiring
 from spectrace.replay.ladder import DEFINITIONS, Answers, TeacherForced, Trained, compare
-from spectrace.replay.profiles import PROFILES
+from spectrace.replay.profiles.known import PROFILES
 from spectrace.replay.worth import After, Plain, Worth
 from spectrace.tracer.manifest import create_trace, seal_trace
 

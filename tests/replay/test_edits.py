@@ -21,7 +21,8 @@ from spectrace.engine.stored import StoredTensors
 from spectrace.engine.turned import in_other_order, rotated
 from spectrace.replay.edits import fix_hand_off, fix_switch, fix_weights, fix_wiring
 from spectrace.replay.links import ENGINE_LINKS, PUBLIC
-from spectrace.replay.profiles import PROFILES, Profile, profile_of
+from spectrace.replay.profiles.known import PROFILES, profile_of
+from spectrace.replay.profiles.profile import Profile
 from spectrace.replay.rewriting import Edit
 from spectrace.replay.tensor_edits import copy_tensors, drop_tensors, turn_rows
 

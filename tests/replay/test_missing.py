@@ -11,7 +11,8 @@ import pytest
 from spectrace.engine.checkpoint import DraftCheckpoint, read_draft
 from spectrace.replay.fed import ONE_SLOT, one_slot
 from spectrace.replay.missing import lost_in_copy, missing_weights, shipped_by_copy, stand_in
-from spectrace.replay.profiles import GENERIC, PROFILES
+from spectrace.replay.profiles.known import PROFILES
+from spectrace.replay.profiles.spectrace import GENERIC
 from spectrace.tracer import Keys, Recorder, Trace, create_trace, seal_trace
 
 VLLM = PROFILES["vllm"]

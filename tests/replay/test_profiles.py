@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from spectrace.replay.profiles import PROFILES, filled, profile_of
+from spectrace.replay.profiles.known import PROFILES, profile_of
+from spectrace.replay.profiles.profile import filled
 
 IDS, NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 DEFAULT = (2, 15, 27)

@@ -19,7 +19,7 @@ from spectrace.cli.check import examine
 from spectrace.engine.checkpoint import read_draft
 from spectrace.replay.diagnose import diagnose
 from spectrace.replay.diagnosis import Verdict
-from spectrace.replay.profiles import PROFILES
+from spectrace.replay.profiles.known import PROFILES
 from spectrace.tracer.trace import Trace
 
 TRACES = Path(__file__).with_name("vllm_faults")

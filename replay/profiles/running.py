@@ -1,0 +1,126 @@
+"""What an engine really runs of a draft: its own switches, boundaries and tensors, by its profile."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from spectrace.engine.checkpoint import read_draft, read_embedding, read_head, read_tensor
+from spectrace.engine.draft import DraftModel
+from spectrace.engine.fields import Fields, read_config
+from spectrace.engine.layouts.names import stored_names
+from spectrace.engine.spec import DraftSpec
+from spectrace.replay.missing import stand_in_of
+from spectrace.replay.profiles.profile import Departure, Given, Profile, Refusal, StandIn, TargetFacts
+
+__all__ = ["Running", "facts_of", "given", "run_by", "weights_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A draft as an engine runs it.
+
+    `boundaries` feed its slots, None where no target is known, and `key` is where they come from, "" by default.
+    `taken` are the tensors, by a `DraftModel`'s names, that are not the folder's own, `dropped` the files' tensors that
+    it passes over. `departures` are what it does otherwise than the files mean, `refusals` why it does not serve it.
+    """
+
+    profile: Profile
+    spec: DraftSpec
+    boundaries: tuple[int, ...] | None
+    key: str
+    names: Mapping[str, str]
+    taken: Mapping[str, StandIn]
+    dropped: tuple[str, ...]
+    departures: tuple[Departure, ...]
+    refusals: tuple[Refusal, ...]
+
+    @property
+    def unwritten(self) -> tuple[str, ...]:
+        """Tensors that it computes with though nothing was written to them."""
+        return tuple(name for name, stand_in in self.taken.items() if stand_in is StandIn.MEMORY)
+
+
+def given(folder: Path, target: TargetFacts | None = None) -> Given:
+    """A draft's folder as engines are given it; raises UserError where it holds none."""
+    draft = read_draft(folder)
+    held = frozenset({draft.names[name] for name in draft.tensors} | {*draft.report.unused_tensors})
+    return Given(draft, read_config(folder), held, target)
+
+
+def facts_of(target: Path) -> TargetFacts:
+    """What engines go by of a target; raises UserError where its config does not say how many layers it has."""
+    config = read_config(target)
+    nested = config.get("text_config")
+    text = Fields(target / "config.json", nested if isinstance(nested, dict) else config)
+    named = config.get("architectures")
+    context = text.peek("max_position_embeddings")
+    return TargetFacts(
+        architecture=str(named[0]) if isinstance(named, list) and named else "",
+        layers=text.size("num_hidden_layers"),
+        context=context if isinstance(context, int) else None,
+    )
+
+
+def run_by(profile: Profile, given: Given) -> Running:
+    """What an engine makes of a draft."""
+    spec, departures = given.draft.spec, []
+    for one in profile.departures:
+        taken = one.takes(spec, given)
+        if taken != spec:
+            departures.append(one)
+            spec = taken
+    names = stored_names(given.held, spec)
+    expected = {name: names[name] for name in _tensors_of(spec)}
+    replaced = dict(profile.replaces(given))
+    if spec.draft_vocab == spec.target_vocab and names["d2t"] not in given.held:
+        replaced["d2t"] = StandIn.IDENTITY
+    stand_ins = {
+        name: replaced.get(name) or stand_in_of(profile, name)
+        for name, theirs in expected.items()
+        if name in replaced or theirs not in given.held
+    }
+    target, key = given.target, profile.id_key(given.config)
+    return Running(
+        profile=profile,
+        spec=spec,
+        boundaries=profile.resolve(given.config, target.layers, target.architecture) if target else None,
+        key=key.key if key else "",
+        names=names,
+        taken={name: stand_in for name, stand_in in stand_ins.items() if stand_in is not None},
+        dropped=tuple(sorted(given.held - {*expected.values(), "t2d"})),
+        departures=tuple(departures),
+        refusals=tuple(one for one in profile.refusals if one.met(given)),
+    )
+
+
+def _tensors_of(spec: DraftSpec) -> list[str]:
+    with torch.device("meta"):
+        return list(DraftModel(spec).state_dict())
+
+
+def weights_of(running: Running, given: Given, target: Path) -> dict[str, Tensor]:
+    """The tensors that an engine computes with, by a `DraftModel`'s names, in float32; those of memory are NaN."""
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in DraftModel(running.spec).state_dict().items()}
+    made = {name: _taken(running, given, target, name, shape) for name, shape in shapes.items()}
+    return {name: tensor.long() if name == "d2t" else tensor.float() for name, tensor in made.items()}
+
+
+def _taken(running: Running, given: Given, target: Path, name: str, shape: torch.Size) -> Tensor:
+    match running.taken.get(name):
+        case None:
+            held = given.draft.tensors.get(name)
+            return read_tensor(given.draft.folder, (running.names[name],)) if held is None else held
+        case StandIn.EMBEDDING:
+            return read_embedding(target)
+        case StandIn.HEAD:
+            return read_head(target)[: shape[0]]
+        case StandIn.ONES:
+            return torch.ones(shape)
+        case StandIn.IDENTITY:
+            return torch.zeros(shape)
+        case StandIn.MEMORY:
+            return torch.full(shape, torch.nan)
