@@ -19,7 +19,9 @@ from spectrace.tracer.errors import SpectraceError
 __all__ = ["cli", "main"]
 
 _EXTRA = ("ray", "transformers", "accelerate")
-_COMMANDS = ("demo", "run", "record", "reference", "replay", "diagnose", "diff", "import", "convert", "info", "check")
+_COMMANDS = (
+    "demo", "run", "record", "reference", "replay", "diagnose", "diff", "import", "lint", "convert", "info", "check",
+)  # fmt: skip
 _ELSEWHERE = {"import": ("importing", "import_")}  # module and name of commands whose own name is a word of Python's
 
 

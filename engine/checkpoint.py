@@ -18,9 +18,10 @@ from spectrace.engine.fields import Fields, read_config
 from spectrace.engine.layouts.known import layout_of
 from spectrace.engine.layouts.layout import Layout
 from spectrace.engine.layouts.names import stored_names
+from spectrace.engine.problem import DraftProblem
 from spectrace.engine.quantised import SCALES, check_quantisation, dequantised, is_quantised, what_is_no_weight
 from spectrace.engine.spec import DraftSpec, MlaSpec, RopeKind
-from spectrace.engine.stored import StoredTensors
+from spectrace.engine.stored import StoredTensors, files_passed_over
 from spectrace.engine.strangers import refuse_files, refuse_strangers
 from spectrace.engine.tables import broken_table, contradiction
 from spectrace.tracer.errors import UserError
@@ -28,7 +29,7 @@ from spectrace.tracer.fingerprint import tensor_fingerprint
 
 __all__ = [
     "DraftCheckpoint", "LoadReport", "build_draft", "configured_wiring", "default_wiring", "read_draft",
-    "read_embedding", "read_head", "read_tensor", "stored_names", "unscaled", "weight_fingerprints",
+    "read_embedding", "read_head", "read_tensor", "stored_names", "survey_draft", "unscaled", "weight_fingerprints",
 ]  # fmt: skip
 
 # Fields that say nothing about what is computed here.
@@ -131,11 +132,21 @@ def read_draft(folder: Path) -> DraftCheckpoint:
 
     Raises UserError when the folder is no checkpoint, is no EAGLE-3 draft, or holds tensors that do not fit its config.
     """
+    draft, problems = survey_draft(folder)
+    if problems:
+        raise problems[0]
+    return draft
+
+
+def survey_draft(folder: Path) -> tuple[DraftCheckpoint, list[DraftProblem]]:
+    """The same, with everything that is wrong with its tensors; those that are wrong are left out.
+
+    Raises UserError where its files or its config say too little for that.
+    """
     refuse_files(folder)
     config = read_config(folder)
     stored = StoredTensors(folder)
-    if stored.wrong:
-        raise UserError(stored.wrong[0])
+    problems = [DraftProblem("files", text) for text in stored.wrong]
     refuse_strangers(folder, config, stored.shapes)
     fields = Fields(folder / "config.json", config)
     block = check_quantisation(folder, fields, stored)
@@ -144,18 +155,27 @@ def read_draft(folder: Path) -> DraftCheckpoint:
     spec = read_spec(fields, stored.shapes, wiring)
     theirs = stored_names(stored, spec)
     expected = {theirs[name]: shape for name, shape in _expected_shapes(spec).items()}
-    for name, shape in expected.items():
-        if name in stored and stored.shapes[name] != shape:
-            raise UserError(f"{folder}: tensor {name} is {stored.shapes[name]}, but its config.json makes it {shape}")
-    raw = {name: stored[their] for name, their in theirs.items() if their in expected and their in stored}
-    tensors, scales = _multiplied_out(stored, theirs, raw, block)
-    for name, tensor in tensors.items():
+    misshapen = [name for name, shape in expected.items() if name in stored and stored.shapes[name] != shape]
+    problems += [
+        DraftProblem(
+            "tensor-shape",
+            f"{folder}: tensor {name} is {stored.shapes[name]}, but its config.json makes it {expected[name]}",
+            name,
+        )
+        for name in misshapen
+    ]
+    there = {name: their for name, their in theirs.items() if their in expected and their in stored}
+    raw = {name: stored[their] for name, their in there.items() if their not in misshapen}
+    tensors, scales = _multiplied_out(stored, theirs, raw, block, problems)
+    for name, tensor in list(tensors.items()):
         if broken := broken_table(tensor, spec) if name == "d2t" else _broken_weights(tensor):
-            raise UserError(f"{folder}: tensor {theirs[name]} {broken}; export the draft again")
+            told = f"{folder}: tensor {theirs[name]} {broken}; export the draft again"
+            problems.append(DraftProblem("d2t-range" if name == "d2t" else "tensor-values", told, theirs[name]))
+            del tensors[name]
     if spec.draft_vocab == spec.target_vocab and "d2t" in tensors and bool(tensors["d2t"].any()):
         fields.note("d2t is there although the draft has all tokens: trainers and vLLM pass it over, and so do we")
         del tensors["d2t"]
-    used = {theirs[name] for name in tensors} | {*_REDUNDANT, *scales.values()}
+    used = {theirs[name] for name in tensors} | {*_REDUNDANT, *scales.values()} | {one.subject for one in problems}
     optional = {theirs[name] for name in _optional(spec)}
     report = LoadReport(
         unused_tensors=tuple(sorted(set(stored) - used)),
@@ -165,7 +185,7 @@ def read_draft(folder: Path) -> DraftCheckpoint:
         notes=(*fields.notes(), *_notes(stored, spec, layout, fields, tensors)),
     )
     held = {name: stored[their] for name, their in scales.items()}
-    return DraftCheckpoint(folder, spec, wiring, tensors, report, theirs, layout.name, held)
+    return DraftCheckpoint(folder, spec, wiring, tensors, report, theirs, layout.name, held), problems
 
 
 def _unread(fields: Fields, layout: Layout) -> set[str]:
@@ -175,28 +195,41 @@ def _unread(fields: Fields, layout: Layout) -> set[str]:
 
 
 def _multiplied_out(
-    stored: StoredTensors, theirs: Mapping[str, str], raw: Mapping[str, Tensor], block: tuple[int, int]
+    stored: StoredTensors,
+    theirs: Mapping[str, str],
+    raw: Mapping[str, Tensor],
+    block: tuple[int, int],
+    problems: list[DraftProblem],
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights times their scales, and what the scale of each that has one is called."""
+    """Weights times their scales, and what the scale of each that has one is called; those that are no weights are left
+    out, and told.
+    """
     tensors, scales = dict(raw), dict[str, str]()
     for name, tensor in raw.items():
         stem = theirs[name].removesuffix("weight")
         scale = next((stem + one for one in SCALES if stem + one in stored), None)
         if name != "d2t" and (why := what_is_no_weight(tensor)):
-            raise UserError(f"{stored.folder}: tensor {theirs[name]} {why}")
+            problems.append(
+                DraftProblem("tensor-values", f"{stored.folder}: tensor {theirs[name]} {why}", theirs[name])
+            )
+            del tensors[name]
         if not is_quantised(tensor) or scale is None:
             continue
         try:
             tensors[name], scales[name] = dequantised(tensor, stored[scale], block), scale
         except ValueError as error:
-            raise UserError(f"{stored.folder}: tensor {scale} {error} for {theirs[name]}") from error
+            told = f"{stored.folder}: tensor {scale} {error} for {theirs[name]}"
+            problems.append(DraftProblem("tensor-shape", told, theirs[name]))
+            del tensors[name]
     return tensors, scales
 
 
 def _notes(
     stored: StoredTensors, spec: DraftSpec, layout: Layout, fields: Fields, tensors: Mapping[str, Tensor]
 ) -> Iterator[str]:
-    """What is odd about tensors, and fields that are read in more than one way."""
+    """What is odd about files and tensors, and fields that are read in more than one way."""
+    if passed := files_passed_over(stored.folder):
+        yield f"{', '.join(passed)}: not read, the draft's tensors are in other files"
     if bare := [name for name, tensor in tensors.items() if is_quantised(tensor)]:
         yield f"{len(bare)} weights are of eight bits and have no scale: they are taken as they are"
     if any(name.endswith((".input_scale", ".k_scale", ".v_scale")) for name in stored):

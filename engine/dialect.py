@@ -11,6 +11,7 @@ from pathlib import Path
 from spectrace.engine.fields import Fields
 from spectrace.engine.layouts.known import layout_of
 from spectrace.engine.layouts.layout import NESTED
+from spectrace.engine.problem import DraftProblem
 from spectrace.engine.rope import inverse_frequencies
 from spectrace.engine.rope_fields import read_rope, read_softmax_scale, rope_of_kind
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, LaterNorm, MlaSpec, Stream
@@ -126,18 +127,20 @@ def _slots(fields: Fields, wiring: Wiring | None) -> int:
     if wiring is None:
         return told or 3
     if told not in (None, len(wiring.boundaries)):
-        raise UserError(
+        raise DraftProblem(
+            "wiring-fit",
             f"{fields.path}: field {name} is {told}, but {wiring.key} holds {len(wiring.boundaries)} layer ids; "
-            f"expected as many"
+            f"expected as many",
         )
     return len(wiring.boundaries)
 
 
 def _check_fc(fields: Fields, found: list[int], width: int, slots: int, target_width: int) -> None:
     if found != [width, slots * target_width]:
-        raise UserError(
+        raise DraftProblem(
+            "wiring-fit",
             f"{fields.path}: fc.weight is {found}, expected [{width}, {slots} x {target_width}] "
-            f"for {slots} boundaries; check the layer ids and target_hidden_size (EAGLE-1/2 drafts are not EAGLE-3)"
+            f"for {slots} boundaries; check the layer ids and target_hidden_size (EAGLE-1/2 drafts are not EAGLE-3)",
         )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from spectrace.engine.fields import Fields
+from spectrace.engine.problem import DraftProblem
 from spectrace.tracer.errors import UserError
 
 __all__ = ["SCALES", "check_quantisation", "dequantised", "is_quantised", "what_is_no_weight"]
@@ -48,17 +49,19 @@ def check_quantisation(folder: Path, fields: Fields, names: Collection[str]) -> 
     for name in names:
         last = name.rpartition(".")[2]
         if last in _FEWER:
-            raise UserError(f"{folder}: quantised with {_FEWER[last]} (tensor {name}); {_READ}")
+            raise DraftProblem("quantised", f"{folder}: quantised with {_FEWER[last]} (tensor {name}); {_READ}")
     exported = _exported(folder)
     if (algorithm := exported.get("quant_algo")) not in (None, "FP8"):
-        raise UserError(f"{folder}: quantised to {algorithm} by ModelOpt (hf_quant_config.json); {_READ}")
+        raise DraftProblem(
+            "quantised", f"{folder}: quantised to {algorithm} by ModelOpt (hf_quant_config.json); {_READ}"
+        )
     told = fields.get(_FIELD)
     if told is None:
         return _BLOCK
     if not isinstance(told, dict):
         raise UserError(f"{fields.path}: field {_FIELD} is {told!r}, expected an object or null")
     if what := _other(told):
-        raise UserError(f"{fields.path}: {_FIELD} says {what}; {_READ}")
+        raise DraftProblem("quantised", f"{fields.path}: {_FIELD} says {what}; {_READ}")
     size = told.get("weight_block_size") or list(_BLOCK)
     if not isinstance(size, list) or len(size) != 2 or not all(type(one) is int and one > 0 for one in size):
         raise UserError(f"{fields.path}: field {_FIELD}.weight_block_size is {size!r}, expected two whole numbers")

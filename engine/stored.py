@@ -18,7 +18,7 @@ from torch import Tensor
 
 from spectrace.tracer.errors import UserError
 
-__all__ = ["StoredTensors", "weight_files"]
+__all__ = ["StoredTensors", "files_passed_over", "weight_files"]
 
 _AGAIN = "download or export it again"
 _KINDS = (("*.safetensors", "model.safetensors.index.json"), ("pytorch_model*.bin", "pytorch_model.bin.index.json"))
@@ -30,6 +30,12 @@ def weight_files(folder: Path) -> list[Path]:
     Raises UserError where there are none, and for an index that is none or names files that are not there.
     """
     return _files(folder)[0]
+
+
+def files_passed_over(folder: Path) -> list[str]:
+    """Files of tensors that nobody reads: those that the index does not name, and those of torch beside safetensors."""
+    read = {path.name for path in weight_files(folder)}
+    return sorted(path.name for pattern, _ in _KINDS for path in folder.glob(pattern) if path.name not in read)
 
 
 def _files(folder: Path) -> tuple[list[Path], Path | None]:

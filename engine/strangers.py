@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from spectrace.tracer.errors import UserError
+from spectrace.engine.problem import DraftProblem
 
 __all__ = ["refuse_files", "refuse_strangers"]
 
@@ -113,25 +113,27 @@ _STRANGERS = (
 
 
 def refuse_strangers(folder: Path, config: Config, shapes: Shapes) -> None:
-    """Raises UserError for a folder that is something else, saying what it is."""
+    """Raises DraftProblem for a folder that is something else, saying what it is."""
     for stranger in _STRANGERS:
         if stranger.is_it(config, shapes):
             named = config.get("speculators_model_type") or config.get("architectures") or config.get("model_type")
             told = f" ({named[0] if isinstance(named, list) and named else named})" if named else ""
-            raise UserError(f"{folder}: not an EAGLE-3 draft but {stranger.what}{told}; {_READ}")
+            raise DraftProblem("not-eagle3", f"{folder}: not an EAGLE-3 draft but {stranger.what}{told}; {_READ}")
     if "model.fc.weight" in shapes:
-        raise UserError(
+        raise DraftProblem(
+            "tensor-misnamed",
             f"{folder}: its tensors are called model.fc.weight and so on; drafts are published without `model.`, and "
-            f"but for SGLang nobody reads one so: rename them"
+            f"but for SGLang nobody reads one so: rename them",
         )
     if "fc.weight" not in shapes and not any("hidden_norm." in name for name in shapes):
-        raise UserError(
-            f"{folder}: no tensor fc.weight, so this is not an EAGLE-3 draft (a target model was given?); {_READ}"
+        raise DraftProblem(
+            "not-eagle3",
+            f"{folder}: no tensor fc.weight, so this is not an EAGLE-3 draft (a target model was given?); {_READ}",
         )
 
 
 def refuse_files(folder: Path) -> None:
-    """Raises UserError for a folder that holds another kind of file only, before its config is looked for."""
+    """Raises DraftProblem for a folder that holds another kind of file only, before its config is looked for."""
     if not folder.is_dir() or any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
         adapter = folder / "adapter_config.json"
         if not (adapter.is_file() and not (folder / "config.json").is_file()):
@@ -142,6 +144,7 @@ def refuse_files(folder: Path) -> None:
     }  # fmt: skip
     for pattern, what in kinds.items():
         if any(folder.glob(pattern)):
-            raise UserError(
-                f"{folder}: not an EAGLE-3 draft but {what}; {_READ}, in *.safetensors or pytorch_model.bin"
+            raise DraftProblem(
+                "not-eagle3",
+                f"{folder}: not an EAGLE-3 draft but {what}; {_READ}, in *.safetensors or pytorch_model.bin",
             )

@@ -9,8 +9,9 @@ from spectrace.replay.profiles.sglang import SGLANG_0_5_23
 from spectrace.replay.profiles.spectrace import GENERIC, SPECTRACE
 from spectrace.replay.profiles.trainers import SPECFORGE, SPECULATORS
 from spectrace.replay.profiles.vllm import VLLM_V1, VLLM_V2
+from spectrace.tracer.errors import UserError
 
-__all__ = ["PROFILES", "profile_of"]
+__all__ = ["PROFILES", "profile_named", "profile_of"]
 
 PROFILES: Mapping[str, Profile] = {
     "spectrace": SPECTRACE,
@@ -21,6 +22,27 @@ PROFILES: Mapping[str, Profile] = {
     "speculators": SPECULATORS,
 }
 """By the name of the engine, and where it has several, of its runner."""
+
+
+def profile_named(name: str) -> Profile:
+    """The profile of an engine by its name and version, such as sglang==0.5.23; the newest one where none is given.
+
+    Raises UserError for an engine or a version that there is no profile of.
+    """
+    engine, _, version = (part.strip() for part in name.partition("=="))
+    named = {title: one for title, one in PROFILES.items() if title == engine or title.startswith(f"{engine} ")}
+    if not named:
+        raise UserError(f"--engine {name}: no profile of it; expected one of {', '.join(_spelt())}")
+    if not version:
+        return named.get(engine) or next(iter(named.values()))
+    for one in named.values():
+        if one.version == version:
+            return one
+    raise UserError(f"--engine {name}: no profile of that version; expected one of {', '.join(_spelt())}")
+
+
+def _spelt() -> list[str]:
+    return [f"{title}=={one.version}" if one.version else title for title, one in PROFILES.items()]
 
 
 def profile_of(manifest: Mapping[str, Any]) -> Profile:

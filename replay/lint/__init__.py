@@ -1,0 +1,1 @@
+"""A draft judged by its files, before anything runs."""

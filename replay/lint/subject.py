@@ -1,0 +1,64 @@
+"""What is linted: a draft's folder, and where these are given its target and the engine that serves it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from spectrace.engine.checkpoint import DraftCheckpoint, read_embedding, read_head
+from spectrace.engine.fields import Fields, read_config
+from spectrace.engine.problem import DraftProblem
+from spectrace.engine.stored import StoredTensors
+from spectrace.replay.profiles.profile import Given, Profile, TargetFacts
+from spectrace.replay.profiles.running import Running, facts_of
+
+__all__ = ["Subject", "Target"]
+
+
+class Target:
+    """A target's folder: its config, and its embedding and head when they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.facts: TargetFacts = facts_of(folder)
+        config = read_config(folder)
+        nested = config.get("text_config")
+        self.config: Mapping[str, Any] = {**config, **nested} if isinstance(nested, dict) else config
+        self.fields = Fields(folder / "config.json", self.config)
+
+    @cached_property
+    def embedding(self) -> Tensor:
+        """Its embedding [V, H], as it is stored."""
+        return read_embedding(self.folder)
+
+    @cached_property
+    def head(self) -> Tensor:
+        """Its head [V, H], or where it has none of its own, its embedding."""
+        return read_head(self.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A draft as it is linted; `problems` are what makes single tensors of no use."""
+
+    draft: DraftCheckpoint
+    stored: StoredTensors
+    config: Mapping[str, Any]
+    problems: tuple[DraftProblem, ...]
+    target: Target | None = None
+    profile: Profile | None = None
+    given: Given | None = None
+    running: Running | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+        return self.draft.folder
+
+    @property
+    def engine(self) -> str:
+        """What the engine is called; engines in general where none is given."""
+        return self.profile.title if self.profile else "an engine"
