@@ -111,4 +111,6 @@ def _finding(one: "LintFinding") -> Iterator[Text]:
     for line in one.evidence:
         yield Text(f"  {line}")
     yield Text(f"  So: {one.consequence}")
-    yield Text(f"  Fix: {one.fix}", style="green")
+    words, *command = one.fix.splitlines()
+    yield Text(f"  Fix: {words}", style="green")
+    yield from (Text(line, style="cyan", no_wrap=True, overflow="ignore") for line in command)

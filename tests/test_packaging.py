@@ -21,7 +21,8 @@ MAY_IMPORT = {
     "engine": ("engine", "tracer"),
     "replay": (
         "replay", "engine.attention", "engine.checkpoint", "engine.dialect", "engine.draft", "engine.fields",
-        "engine.packing", "engine.rope", "engine.spec", "engine.target", "engine.tree", "engine.turned", "tracer",
+        "engine.layouts.names", "engine.packing", "engine.problem", "engine.rope", "engine.rope_fields", "engine.spec",
+        "engine.stored", "engine.target", "engine.tree", "engine.turned", "tracer",
     ),
     "cli": ("cli", "replay", "engine", "tracer"),
 }  # fmt: skip

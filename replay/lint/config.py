@@ -50,8 +50,8 @@ def untrained(subject: Subject) -> Iterator[LintFinding]:
             title="norm_before_residual is true, which trainers of this layout do not train with",
             evidence=(
                 f"{subject.folder} is in the layout {subject.draft.layout}; of the trainers that are known, speculators "
-                f"alone takes the residual behind the norm, and ModelOpt's convert_to_vllm_ckpt.py writes true for drafts "
-                f"that were trained otherwise",
+                f"alone takes the residual behind the norm",
+                "ModelOpt's convert_to_vllm_ckpt.py writes true for drafts that were trained otherwise",
             ),
             consequence="if it was not trained so, engines that read the key compute another draft",
             fix="if EAGLE, SpecForge, AngelSlim or ModelOpt trained it, set norm_before_residual to false",

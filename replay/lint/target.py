@@ -151,7 +151,7 @@ def rope(subject: Subject) -> Iterator[LintFinding]:
         yield LintFinding(
             code="rope-differs",
             severity=Severity.NOTE,
-            title=f"RoPE is not the target's: {told}",
+            title="RoPE is not the target's",
             evidence=(told,),
             consequence="right if it was trained so, as some are on purpose; else it drafts worse in long texts",
             fix="look into the training's config; never set it to the target's because it differs",

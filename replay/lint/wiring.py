@@ -55,7 +55,7 @@ def meant(subject: Subject) -> Iterator[LintFinding]:
             severity=Severity.WARNING,
             title="layer ids are not in ascending order",
             evidence=(named,),
-            consequence="engines that capture while the target runs hand slots over in ascending order, whatever is said",
+            consequence="engines that capture while the target runs hand slots over in ascending order",
             fix="if it was trained on this order, put the blocks of fc.weight into ascending order, and the ids, too",
         )
     yield from _contradictions(subject, named)
