@@ -144,7 +144,9 @@ def _wiring(case: Case, readings: Readings) -> Iterator[Broken]:
 
 def _as_read(case: Case) -> tuple[Slot, ...]:
     """What the engine that served makes of the believed config, which need not be what the config means."""
-    resolved = profile_of(case.trace.manifest).resolve(read_config(case.checkpoint.folder), case.layers or 0)
+    named = (case.trace.manifest.get("target") or {}).get("architectures") or [""]
+    config = read_config(case.checkpoint.folder)
+    resolved = profile_of(case.trace.manifest).resolve(config, case.layers or 0, str(named[0]))
     return tuple(Slot(boundary) for boundary in resolved)
 
 

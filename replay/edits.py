@@ -178,7 +178,8 @@ def fix_switch(
     names = " and ".join(changes) or link.key
     if who == "engine":
         where = _code(profile, stage or link.code)
-        return Edit(f"{draft / 'config.json'} is right about {names}: {says} in the engine. Look there: {where}")
+        told = f"{draft / 'config.json'} is right about {names}: {says} in the engine{_known(profile, switch)}"
+        return Edit(f"{told}. Look there: {where}")
     edit = Edit(f"in {folder / 'config.json'} set {names}: {says}")
     if changes:
         why = f"{says}{f' ({link.note})' if link.note else ''}"
@@ -186,6 +187,12 @@ def fix_switch(
     if who == "config":
         return edit
     return Edit(f"convert {draft} again, keeping {names}, which the copy lost; or {edit.text}", edit.command)
+
+
+def _known(profile: Profile, link: str) -> str:
+    """What an engine is known to do otherwise about a link, whatever a config says."""
+    known = list(dict.fromkeys(one.why for one in profile.departures if one.link == link))
+    return f" (of {profile.title} it is known: {'; '.join(known)})" if known else ""
 
 
 def _reading(link: Switch, value: object) -> object:

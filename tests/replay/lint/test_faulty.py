@@ -19,7 +19,7 @@ from spectrace.replay.profiles.known import profile_named
 
 Break = Callable[[Any], object]
 IDS, NESTED = "eagle_aux_hidden_state_layer_ids", "eagle_config.eagle_aux_hidden_state_layer_ids"
-LAYER, O_PROJ = "layers.0", "midlayer.self_attn.o_proj.weight"
+O_PROJ = "midlayer.self_attn.o_proj.weight"
 UP, GATE = "midlayer.mlp.up_proj.weight", "midlayer.mlp.gate_proj.weight"
 HALVED = ("q_proj.weight", "k_proj.weight", "v_proj.weight")  # layers after the first take the state alone
 TOKENS, DRAFTED = 128, 92
@@ -186,8 +186,7 @@ OURS: dict[str, tuple[str, Break, str]] = {
     "weights of four bits": ("quantised", add(fc__weight_packed=torch.zeros(4, dtype=torch.int32)), ""),
     "EAGLE-1": (
         "not-eagle3",
-        all_of(norms("hidden_norm"), change("fc.weight", lambda one: torch.randn(80, 160)), lambda pair: pair.rename("midlayer", LAYER)),
-        "",
+        all_of(norms("hidden_norm"), change("fc.weight", lambda _: torch.randn(80, 160))), "",
     ),
     "Medusa": ("not-eagle3", say(architectures=["MedusaModel"]), ""),
     "another target's width": ("target-differs", lambda pair: pair.target_config.update(hidden_size=96), ""),
