@@ -906,12 +906,12 @@ def test_nothing_is_started_where_nothing_is_served(monkeypatch: pytest.MonkeyPa
         pass
 
 
-def a_board(folder: Path, *pairs: str, options: str = "", secs: float = 7.0) -> Path:
-    runs = [
-        score(replace(a_seed("N3"), pair=one), a_diagnosis(a_cause("N3")), real=Real(2.0), seconds=1.0) for one in pairs
-    ]
-    runs.append(score(replace(a_seed(kind="clean"), pair=pairs[0]), a_diagnosis(), real=Real(2.0), seconds=1.0))
-    command = f'make scoreboard ARGS="--seed 1{options} --pairs {",".join(pairs)}"'
+def a_board(folder: Path, *pairs: str, options: str = "", secs: float = 7.0, seed: int = 1) -> Path:
+    seeds = [*(replace(a_seed("N3"), pair=one, number=seed) for one in pairs)]
+    runs = [score(one, a_diagnosis(a_cause("N3")), real=Real(2.0), seconds=1.0) for one in seeds]
+    clean = replace(a_seed(kind="clean"), pair=pairs[0], number=seed)
+    runs.append(score(clean, a_diagnosis(), real=Real(2.0), seconds=1.0))
+    command = f'make scoreboard ARGS="--seed {seed}{options} --pairs {",".join(pairs)}"'
     write(document(runs, command=command, secs=secs), folder)
     return folder
 
@@ -927,13 +927,23 @@ def test_boards_of_different_pairs_become_one(tmp_path: Path) -> None:
     assert merged([one, a_board(tmp_path / "d", "fitted")])["command"].endswith('--seed 1 --pairs toy,fitted"')
 
 
+def test_boards_of_different_seeds_become_one(tmp_path: Path) -> None:
+    whole = [a_board(tmp_path / f"{seed}", *PAIRS, seed=seed, options=" --budget 60") for seed in (5, 2)]
+    found = merged(whole)
+    assert found["command"] == 'make scoreboard ARGS="--seed 2 --seed 5 --budget 60"'
+    assert [run["seed"] for run in found["runs"] if run["pair"] == "toy"] == [2, 5]
+    few = a_board(tmp_path / "few", "toy", seed=7, options=" --budget 60")
+    with pytest.raises(UserError, match="lacks seed 7"):
+        merged([*whole, few])
+
+
 def test_boards_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     one = a_board(tmp_path / "a", "toy")
     other, same = (
         a_board(tmp_path / "b", "analytic", options=" --budget 60"),
         a_board(tmp_path / "c", "toy", "analytic"),
     )
-    for folder, said in ((other, "different seeds or options"), (same, "pair toy is in"), (tmp_path, "can be read")):
+    for folder, said in ((other, "different options"), (same, "pair toy, seed 1 is in"), (tmp_path, "can be read")):
         found = called("--merge", str(one), "--merge", str(folder), "--out", str(tmp_path / "out"))
         assert found.exit_code == 2 and said in " ".join(found.output.split())
     assert not (tmp_path / "out").exists()

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from spectrace.tracer.errors import UserError
 __all__ = ["document", "merged", "place", "write"]
 
 _JSON, _PAGE = "scoreboard.json", "scoreboard.md"
-_PAIRS_OPTION = re.compile(r" --pairs [\w,]+")
+_PARTS = re.compile(r" ?--(seed \d+|pairs [\w,]+)")
 
 
 def document(runs: Sequence[Run], *, command: str, secs: float) -> dict[str, Any]:
@@ -41,25 +41,29 @@ def place(faults: Sequence[str], pair: str, number: int) -> tuple[Any, ...]:
 
 
 def merged(folders: Sequence[Path]) -> dict[str, Any]:
-    """One board of several that ran beside each other, each over pairs of its own.
+    """One board of several that ran beside each other, each over pairs or seeds of its own.
 
-    Raises UserError for boards that differ in anything but their pairs.
+    Raises UserError for boards that differ in other options, for runs that are in two of them, and for pairs that lack
+    a seed which others have.
     """
     boards = {folder / _JSON: _read(folder / _JSON) for folder in folders}
-    commands = {path: _PAIRS_OPTION.sub("", board["command"]) for path, board in boards.items()}
+    commands = {path: _PARTS.sub("", board["command"]) for path, board in boards.items()}
     if len(set(commands.values())) > 1:
         said = "; ".join(f"{path}: {command}" for path, command in commands.items())
-        raise UserError(f"boards of different seeds or options do not go together: {said}")
-    of_pairs: dict[str, Path] = {}
+        raise UserError(f"boards of different options do not go together: {said}")
+    held: dict[tuple[str, int], Path] = {}
     for path, board in boards.items():
-        for pair in sorted({run["pair"] for run in board["runs"]}):
-            if pair in of_pairs:
-                raise UserError(f"pair {pair} is in {of_pairs[pair]} and in {path}; give boards of different pairs")
-            of_pairs[pair] = path
+        for pair, seed in sorted({(run["pair"], run["seed"]) for run in board["runs"]}):
+            if (pair, seed) in held:
+                raise UserError(f"pair {pair}, seed {seed} is in {held[pair, seed]} and in {path}; give each once")
+            held[pair, seed] = path
+    pairs, seeds = {pair for pair, _ in held}, sorted({seed for _, seed in held})
+    if lacking := sorted((pair, seed) for pair in pairs for seed in seeds if (pair, seed) not in held):
+        raise UserError(f"pair {lacking[0][0]} lacks seed {lacking[0][1]}, which others have; give its board, too")
     runs = [Run(**run) for board in boards.values() for run in board["runs"]]
     runs.sort(key=lambda run: place(run.faults, run.pair, run.seed))
     secs = max(board["seconds"] for board in boards.values())
-    return document(runs, command=_of_pairs(next(iter(commands.values())), list(of_pairs)), secs=secs)
+    return document(runs, command=_whole(next(iter(commands.values())), pairs, seeds), secs=secs)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -70,9 +74,9 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _of_pairs(command: str, pairs: Sequence[str]) -> str:
-    """The command with its pairs, where some are missing."""
-    if len(pairs) == len(PAIRS):
-        return command
+def _whole(command: str, pairs: Collection[str], seeds: Sequence[int]) -> str:
+    """The command of all of them: its seeds, and its pairs where some are missing."""
     named = ",".join(pair for pair in PAIRS if pair in pairs)
-    return re.sub('"$', f' --pairs {named}"', command)
+    parts = [f"--seed {seed}" for seed in seeds], [f"--pairs {named}"] if len(pairs) < len(PAIRS) else []
+    others = re.findall(r'ARGS="(.*)"$', command)
+    return f'make scoreboard ARGS="{" ".join([*parts[0], *filter(None, map(str.strip, others)), *parts[1]])}"'
