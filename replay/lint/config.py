@@ -49,7 +49,7 @@ def untrained(subject: Subject) -> Iterator[LintFinding]:
             severity=Severity.WARNING,
             title="norm_before_residual is true, which trainers of this layout do not train with",
             evidence=(
-                f"{subject.folder} is in the layout {subject.draft.layout}; of the trainers that are known, speculators "
+                f"{subject.folder} is in the layout {subject.draft.layout}; of known trainers speculators' "
                 f"alone takes the residual behind the norm",
                 "ModelOpt's convert_to_vllm_ckpt.py writes true for drafts that were trained otherwise",
             ),

@@ -50,6 +50,7 @@ CODES: Mapping[str, str] = {
     "wiring-convention": "ids look as if they were written in another convention than their key is read in",
     "wiring-unread": "the engine does not read the key that names the layer ids",
     "wiring-misread": "the engine makes other boundaries of the layer ids than they mean",
+    "wiring-graphs": "the engine replays graphs that capture its default, whatever the layer ids",
     "engine-refuses": "the engine does not serve such a draft",
     "engine-unwritten": "the engine computes with memory that nothing was written to",
     "engine-replaces": "the engine takes a tensor of the target in place of the draft's own",

@@ -14,6 +14,7 @@ from spectrace.engine.rope_fields import read_rope, rope_of_kind
 from spectrace.replay.lint.finding import LintFinding, Severity
 from spectrace.replay.lint.subject import Subject, Target
 from spectrace.replay.profiles.profile import StandIn
+from spectrace.replay.profiles.spectrace import GENERIC
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.fingerprint import file_fingerprint
 
@@ -181,7 +182,7 @@ def context(subject: Subject) -> Iterator[LintFinding]:
             severity=Severity.WARNING,
             title=f"the draft is for {ours} positions, and the target for {theirs}",
             evidence=(f"max_position_embeddings is {ours} in {subject.folder}, and {theirs} in {target.folder}",),
-            consequence="beyond it engines draft nothing, or noise, or refuse to start",
+            consequence=(subject.profile or GENERIC).context,
             fix=f"serve texts of up to {ours} positions with it, or raise it if RoPE and training reach further",
         )
 

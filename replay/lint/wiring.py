@@ -112,6 +112,7 @@ def as_served(subject: Subject) -> Iterator[LintFinding]:
     if profile is None or running is None or profile.trainer:
         return
     wiring = subject.draft.wiring
+    yield from _graphs(subject, profile)
     if wiring is None or (target is None and running.key == wiring.key and profile.engine == "spectrace"):
         return
     if wiring.key not in {one.key for one in profile.ids} and running.key == "":
@@ -131,6 +132,23 @@ def as_served(subject: Subject) -> Iterator[LintFinding]:
         ),
         consequence=_SILENT,
         fix=_set_ids(subject, profile),
+    )
+
+
+def _graphs(subject: Subject, profile: Profile) -> Iterator[LintFinding]:
+    running, target = subject.running, subject.target
+    if not profile.graphs_by_default or target is None or running is None or running.boundaries is None:
+        return
+    default = profile.resolve({}, target.facts.layers, target.facts.architecture)
+    if running.boundaries == default:
+        return
+    yield LintFinding(
+        code="wiring-graphs",
+        severity=Severity.ERROR,
+        title=f"{profile.title} verifies with boundaries {list(default)}, and prefills with {list(running.boundaries)}",
+        evidence=("its graphs are captured before layer ids are set, with those of its default",),
+        consequence=_SILENT,
+        fix="serve with --disable-cuda-graph, or with a later version",
     )
 
 

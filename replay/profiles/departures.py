@@ -1,13 +1,13 @@
-"""What engines have in common in what they do otherwise than a draft's files mean, and conventions of layer ids."""
+"""What engines have in common in what they do otherwise than a draft's files mean."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from spectrace.engine.spec import DraftSpec, GqaSpec, MlaSpec
 from spectrace.replay.profiles.profile import Departure, Given, Refusal
 
-__all__ = ["always", "attention", "entered", "latent", "left", "normed", "of_layout", "refuses", "rope", "where"]
+__all__ = ["always", "attention", "latent", "normed", "of_layout", "refuses", "rope", "where"]
 
 Met = Callable[[DraftSpec, Given], bool]
 
@@ -55,13 +55,3 @@ def of_layout(name: str) -> Met:
 def refuses(why: str, met: Met, *, says: str) -> Refusal:
     """Drafts that are not served, by their switches and files."""
     return Refusal(why, lambda given: met(given.draft.spec, given), says)
-
-
-def entered(ids: Sequence[int]) -> tuple[int, ...]:
-    """Ids of the layers that streams enter: boundaries as they are."""
-    return tuple(ids)
-
-
-def left(ids: Sequence[int]) -> tuple[int, ...]:
-    """Ids of the layers that streams leave."""
-    return tuple(i + 1 for i in ids)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from spectrace.replay.profiles.profile import Profile, filled
-from spectrace.replay.profiles.sglang import SGLANG_0_5_23
+from spectrace.replay.profiles.sglang import SGLANG_0_5_9, SGLANG_0_5_12, SGLANG_0_5_23
 from spectrace.replay.profiles.spectrace import GENERIC, SPECTRACE
 from spectrace.replay.profiles.trainers import SPECFORGE, SPECULATORS
 from spectrace.replay.profiles.vllm import VLLM_V1, VLLM_V2
@@ -18,10 +18,12 @@ PROFILES: Mapping[str, Profile] = {
     "vllm": VLLM_V1,
     "vllm V2": VLLM_V2,
     "sglang": SGLANG_0_5_23,
+    "sglang 0.5.12": SGLANG_0_5_12,
+    "sglang 0.5.9": SGLANG_0_5_9,
     "specforge": SPECFORGE,
     "speculators": SPECULATORS,
 }
-"""By the name of the engine, and where it has several, of its runner."""
+"""By the name of the engine, and where it has several, of its runner or version: without one, the newest."""
 
 
 def profile_named(name: str) -> Profile:
@@ -42,7 +44,13 @@ def profile_named(name: str) -> Profile:
 
 
 def _spelt() -> list[str]:
-    return [f"{title}=={one.version}" if one.version else title for title, one in PROFILES.items()]
+    """How each is asked for."""
+    runners = [title for title, one in PROFILES.items() if title not in (one.engine, one.title)]
+    return [*(f"{one.engine}=={one.version}" if one.version else one.engine for one in _of_engines()), *runners]
+
+
+def _of_engines() -> list[Profile]:
+    return [one for title, one in PROFILES.items() if title in (one.engine, one.title)]
 
 
 def profile_of(manifest: Mapping[str, Any]) -> Profile:

@@ -12,14 +12,14 @@ from spectrace.engine.dialect import IdKey
 from spectrace.engine.spec import DraftSpec
 
 __all__ = [
-    "DEFAULT_WIRING", "Convention", "Departure", "Given", "Profile", "Refusal", "StandIn", "Switch", "TargetFacts",
-    "filled", "value_at",
+    "DEFAULT_WIRING", "Capture", "Convention", "Departure", "Given", "Profile", "Refusal", "StandIn", "Switch",
+    "TargetFacts", "filled", "value_at",
 ]  # fmt: skip
 
 DEFAULT_WIRING = "(2, L/2, L-3), with L the number of layers of the target"
 
-Convention: TypeAlias = Callable[[Sequence[int]], tuple[int, ...]]
-"""The boundaries that layer ids of a config mean to an engine."""
+Convention: TypeAlias = Callable[[Sequence[int], int], Sequence[int]]
+"""The boundaries that layer ids of a config mean, on a target of so many layers."""
 
 
 class StandIn(StrEnum):
@@ -95,8 +95,31 @@ class Switch:
     note: str = ""
 
 
-def _every_boundary(boundary: int, layers: int) -> bool:
-    return 0 <= boundary <= layers
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What is captured of a class of targets: the boundaries that ids stand for, and those where there are none.
+
+    Without a `convention` ids stand for what they are published as. `embedding` and `last` say whether boundaries 0 and
+    L are to be had; without the first a run ends in an error, without the second the slot is left out, or where
+    `fails_beyond`, the start ends in an error. `adds_default`: the default's boundaries are captured beside those asked for.
+    """
+
+    convention: Convention | None = None
+    default: Callable[[int], tuple[int, ...]] = default_wiring
+    embedding: bool = True
+    last: bool = True
+    fails_beyond: bool = False
+    adds_default: bool = False
+
+    def refusal(self, boundaries: Sequence[int], layers: int) -> Refusal | None:
+        """Why boundaries that were set cannot be had."""
+        if self.fails_beyond and any(boundary >= layers for boundary in boundaries):
+            why = "on this class of targets it cannot capture what the last layer leaves"
+            return Refusal(why, lambda _: True, says="IndexError")
+        if not self.embedding and 0 in boundaries:
+            why = "on this class of targets it cannot hand over the embedding (boundary 0)"
+            return Refusal(why, lambda _: True, says="TypeError")
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +127,16 @@ class Profile:
     """What one engine makes of a configuration.
 
     `ids` are the keys of layer ids that it reads, the first that is there, in the convention it takes them in, which
-    need not be the one they were published in; `conventions` are those of single classes of targets, whatever the key,
-    and `captures` says of a boundary and a number of layers whether it can be had at all. `sorts`: boundaries are
-    handed over in ascending order, each once. `departures` and `refusals` are what else it does otherwise.
-    `code` maps a stage of the path to where the engine has it, `missing` a draft's tensors, by the part they
-    belong to, to what stands in for one that is not there; "" is for all others. `replaces` says of which tensors it
-    has the target's, whatever the folder holds, and `drops` whether it passes over tensors that it does not know, as
-    against refusing them. `serve` is the command that serves, with TARGET, DRAFT and DEPTH in it; `wiring_flag`
-    overrides ids. A `trainer` does not serve, but starts from a draft's folder.
+    need not be the one they were published in. `targets` says how it captures of a class of targets, "" for those that
+    are not named; of a class that is in neither it captures nothing. `sorts`: boundaries are handed over in ascending
+    order, each once. `graphs_by_default`: what is replayed from graphs captures the default, whatever the ids.
+    `departures` and `refusals` are what else it does otherwise. `first_layers` are the names under which it reads the
+    first layer's tensors. `code` maps a stage of the path to where the engine has it, `missing` a draft's tensors, by
+    the part they belong to, to what stands in for one that is not there; "" is for all others. `replaces` says of which
+    tensors it has the target's, whatever the folder holds, and `drops` whether it passes over tensors that it does not
+    know, as against refusing them. `context` is what comes of a draft whose context ends before its target's. `serve`
+    is the command that serves, with TARGET, DRAFT and DEPTH in it; `wiring_flag` overrides ids. A `trainer` does not
+    serve, but starts from a draft's folder.
     """
 
     engine: str
@@ -120,14 +145,16 @@ class Profile:
     code: Mapping[str, str]
     version: str = ""
     default_wiring: str = DEFAULT_WIRING
-    conventions: Mapping[str, Convention] = field(default_factory=dict)
-    captures: Callable[[int, int], bool] = _every_boundary
+    targets: Mapping[str, Capture] = field(default_factory=lambda: {"": Capture()})
     sorts: bool = False
+    graphs_by_default: bool = False
     departures: tuple[Departure, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    first_layers: tuple[str, ...] = ("midlayer", "layers.0")
     missing: Mapping[str, StandIn] = field(default_factory=dict)
     replaces: Callable[[Given], Mapping[str, StandIn]] = lambda _given: {}
     drops: bool = True
+    context: str = "beyond it engines draft nothing, or noise, or refuse to start"
     wiring_flag: str = ""
     serve: str = ""
     known: bool = True
@@ -142,14 +169,30 @@ class Profile:
         """The key of layer ids that it takes."""
         return next((one for one in self.ids if value_at(config, one.key)), None)
 
+    def capture(self, architecture: str) -> Capture | None:
+        """How it captures of a class of targets; None where it does not."""
+        return self.targets.get(architecture) or self.targets.get("") if architecture else self._usual()
+
+    def _usual(self) -> Capture:
+        return self.targets.get("") or next(iter(self.targets.values()))
+
     def resolve(self, config: Mapping[str, Any], layers: int, architecture: str = "") -> tuple[int, ...]:
         """The boundaries that it feeds a draft with this config, on a target of so many layers and such a class."""
-        key = self.id_key(config)
-        if key is None:
-            return default_wiring(layers)
-        found = self._convention(key, architecture)([int(i) for i in value_at(config, key.key)])
-        found = tuple(boundary for boundary in found if self.captures(boundary, layers))
+        capture = self.capture(architecture)
+        if capture is None:
+            return ()
+        end = layers + capture.last
+        asked = [*self.asked(config, layers, architecture), *(capture.default(layers) if capture.adds_default else ())]
+        found = tuple(boundary for boundary in asked if 0 <= boundary < end)
         return tuple(sorted(set(found))) if self.sorts else found
+
+    def asked(self, config: Mapping[str, Any], layers: int, architecture: str = "") -> tuple[int, ...]:
+        """The boundaries that it sets out to capture, whether they are to be had or not."""
+        key, capture = self.id_key(config), self.capture(architecture) or self._usual()
+        if key is None:
+            return capture.default(layers)
+        ids = [int(i) for i in value_at(config, key.key)]
+        return tuple(capture.convention(ids, layers) if capture.convention else (i + key.offset for i in ids))
 
     def ids_for(self, key: IdKey, boundaries: Sequence[int], layers: int, architecture: str) -> list[int] | None:
         """The layer ids that mean these boundaries to it, None where none do."""
@@ -160,12 +203,6 @@ class Profile:
             if self.resolve(config, layers, architecture) == tuple(boundaries):
                 return ids
         return None
-
-    def _convention(self, key: IdKey, architecture: str) -> Convention:
-        published = next((one for one in (architecture, "") if one in self.conventions), None)
-        if published is not None:
-            return self.conventions[published]
-        return lambda ids: tuple(i + key.offset for i in ids)
 
 
 def _place(config: dict[str, Any], key: str, value: object) -> None:

@@ -1,6 +1,6 @@
 """What an engine really runs of a draft: its own switches, boundaries and tensors, by its profile."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +83,8 @@ def run_by(profile: Profile, given: Given) -> Running:
         if name in replaced or theirs not in given.held
     }
     target, key = given.target, profile.id_key(given.config)
+    unread = [name for name, theirs in expected.items() if _first_layer(theirs) not in ("", *profile.first_layers)]
+    stand_ins |= {name: stand_in_of(profile, name) for name in unread}
     return Running(
         profile=profile,
         spec=spec,
@@ -92,8 +94,26 @@ def run_by(profile: Profile, given: Given) -> Running:
         taken={name: stand_in for name, stand_in in stand_ins.items() if stand_in is not None},
         dropped=tuple(sorted(given.held - {*expected.values(), "t2d"})),
         departures=tuple(departures),
-        refusals=tuple(one for one in profile.refusals if one.met(given)),
+        refusals=(*(one for one in profile.refusals if one.met(given)), *_uncaptured(profile, given)),
     )
+
+
+def _first_layer(name: str) -> str:
+    """What the first layer is called in the name of one of its tensors; empty for other tensors."""
+    return next((first for first in ("midlayer", "layers.0") if name.startswith(f"{first}.")), "")
+
+
+def _uncaptured(profile: Profile, given: Given) -> Iterator[Refusal]:
+    """Why boundaries cannot be had of this target."""
+    if given.target is None or profile.trainer:
+        return
+    named = given.target.architecture
+    capture = profile.capture(named)
+    if capture is None:
+        why = f"it captures nothing of targets of class {named}"
+        yield Refusal(why, lambda _: True, says="set_eagle3_layers_to_capture")
+    elif refusal := capture.refusal(profile.asked(given.config, given.target.layers, named), given.target.layers):
+        yield refusal
 
 
 def _tensors_of(spec: DraftSpec) -> list[str]:

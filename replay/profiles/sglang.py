@@ -1,41 +1,63 @@
 """SGLang, by version: what each reads of a draft, and what it drops without a word."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from spectrace.engine.dialect import ID_KEYS, IdKey
 from spectrace.engine.spec import DraftSpec, FuseNorm, LaterNorm, MlaSpec, RopeKind, Stream
-from spectrace.replay.profiles.departures import always, attention, latent, left, normed, of_layout, refuses, where
-from spectrace.replay.profiles.profile import Departure, Given, Profile, StandIn
+from spectrace.replay.profiles.departures import always, attention, latent, normed, of_layout, refuses, where
+from spectrace.replay.profiles.profile import Departure, Given, Profile, Refusal, StandIn
+from spectrace.replay.profiles.sglang_targets import OF_0_5_9, OF_0_5_12, OF_0_5_23
 from spectrace.replay.profiles.spectrace import SWITCHES
 
-__all__ = ["SGLANG_0_5_23"]
+__all__ = ["SGLANG_0_5_9", "SGLANG_0_5_12", "SGLANG_0_5_23"]
 
 _NESTED = ID_KEYS[1].key
+_LLAMA, _MLA = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"
+
+
+def _gqa(spec: DraftSpec, _: Given) -> bool:
+    return not latent(spec)
 
 
 def _replaces(given: Given) -> Mapping[str, StandIn]:
-    """The target's embedding, and where draft_vocab_size is null its head."""
-    width = given.says("target_hidden_size")
-    found: dict[str, StandIn] = {}
+    """The target's embedding, unless it is of another width; and its head, where `draft_vocab_size` is null.
+
+    With `tie_word_embeddings` the head is the embedding, and so the target's embedding.
+    """
+    width, found = given.says("target_hidden_size"), dict[str, StandIn]()
     if width in (None, given.draft.spec.width):
         found["embedding.weight"] = StandIn.EMBEDDING
-    if given.says("draft_vocab_size") is None:
+    if given.says("tie_word_embeddings") is True:
+        found["head.weight"] = StandIn.EMBEDDING
+    elif given.says("draft_vocab_size") is None:
         found["head.weight"] = StandIn.HEAD
     return found
 
 
-def _fits_unprojected(spec: DraftSpec, _: Given) -> bool:
+def _fits_unprojected(spec: DraftSpec, given: Given) -> bool:
+    """fc is run where its input is not as wide as the draft, and nowhere is it asked how many slots there are."""
     return spec.features_width == spec.width
+
+
+def _said_of_rope(given: Given) -> Mapping[str, object]:
+    held = given.says("rope_scaling") or given.says("rope_parameters")
+    return held if isinstance(held, dict) else {}
 
 
 def _usual_cosines(spec: DraftSpec, given: Given) -> DraftSpec:
     stretched = spec.rope.kind is RopeKind.YARN and not latent(spec)
-    said = (given.says("rope_scaling") or given.says("rope_parameters") or {}).get("attention_factor")
-    if not stretched or said is None:
+    if not stretched or _said_of_rope(given).get("attention_factor") is None:
         return spec
     return replace(spec, rope=replace(spec.rope, cos_scale=0.1 * math.log(spec.rope.factor) + 1))
+
+
+def _fields_of_old(spec: DraftSpec, given: Given) -> DraftSpec:
+    """RoPE by `rope_theta` and `rope_scaling` at the top alone, which transformers 5 writes no more."""
+    theta, scaling = given.says("rope_theta"), given.says("rope_scaling")
+    rope = spec.rope if theta is not None else replace(spec.rope, theta=10000.0)
+    return replace(spec, rope=rope if scaling else replace(rope, kind=RopeKind.DEFAULT, factor=1.0, cos_scale=1.0))
 
 
 def _queries_through_a_latent(spec: DraftSpec, _: Given) -> DraftSpec:
@@ -45,18 +67,49 @@ def _queries_through_a_latent(spec: DraftSpec, _: Given) -> DraftSpec:
     return replace(spec, attention=replace(shape, q_rank=1536))
 
 
-_DEPARTURES = (
+def _biased(_: DraftSpec, given: Given) -> bool:
+    return given.says("attention_bias") is True or given.says("bias") is True
+
+
+def _several_layers(spec: DraftSpec, _: Given) -> bool:
+    return spec.layers > 1
+
+
+def _of_other_class(*known: str) -> Callable[[DraftSpec, Given], bool]:
+    def met(_: DraftSpec, given: Given) -> bool:
+        named = given.says("architectures")
+        return not (isinstance(named, list) and named and named[0] in known)
+
+    return met
+
+
+def _slots_built(spec: DraftSpec, given: Given) -> bool:
+    """fc is built for as many slots as `num_aux_hidden_states` says, else as there are nested ids, else for three."""
+    nested = given.says(_NESTED) or (latent(spec) and given.says(ID_KEYS[0].key)) or ()
+    return (given.says("num_aux_hidden_states") or len(nested) or 3) != spec.slots
+
+
+def _silent_vocabulary(spec: DraftSpec, given: Given) -> bool:
+    tied = given.says("tie_word_embeddings") is True
+    return not latent(spec) and "draft_vocab_size" not in given.config and not tied
+
+
+def _no_norm(*kinds: FuseNorm) -> Callable[[DraftSpec, Given], DraftSpec]:
+    def takes(spec: DraftSpec, _: Given) -> DraftSpec:
+        return replace(spec, fuse_norm=FuseNorm.NONE) if spec.fuse_norm in kinds else spec
+
+    return takes
+
+
+_ALWAYS = (
     always("residual", "norm_before_residual is not read", residual=Stream.PRE_NORM),
     always("head input", "the head always reads behind the output norm", head_reads=Stream.POST_NORM),
     attention("attention bias", "biases of q, k and v are dropped", qkv_bias=False),
-    where(
-        lambda _, given: given.says("attention_bias") is True,
-        attention("attention bias", "with attention_bias o_proj has a bias", o_bias=True),
-    ),
+    where(_biased, attention("attention bias", "with attention_bias or bias o_proj has a bias", o_bias=True)),
     always("MLP bias", "mlp_bias is not read", mlp_bias=False),
     where(_fits_unprojected, always("fc", "fc is skipped where its input is as wide as the draft", projects=False)),
     where(
-        lambda spec, _: spec.layers > 1,
+        _several_layers,
         always("later norm", "layers after the first take hidden_norm", later_norm=LaterNorm.HIDDEN),
     ),
     Departure(
@@ -67,21 +120,29 @@ _DEPARTURES = (
     Departure("attention", "an absent q_lora_rank counts as 1536", _queries_through_a_latent),
     always("logit scale", "logit_scale is not read", logit_scale=1.0),
     where(
-        lambda spec, _: latent(spec) and spec.fuse_norm is FuseNorm.WHOLE,
-        always("norm before fc", "norm_before_fc is not read for latent attention", fuse_norm=FuseNorm.NONE),
+        latent, Departure("norm before fc", "norm_before_fc is not read for latent attention", _no_norm(FuseNorm.WHOLE))
     ),
     always("embedding scale", "embedding_scale is not read", embedding_scale=1.0),
     always("norm gains", "unit_offset_norms is not read", unit_offset_norms=False),
 )  # fmt: skip
-_REFUSALS = (
-    refuses("it does not read speculators' layout", of_layout("speculators"), says="model_type"),
-    refuses("it has no class for norms over heads", normed, says="Eagle3Qwen3ForCausalLM"),
-    refuses(
-        "its draft with latent attention has one layer",
-        lambda spec, _: latent(spec) and spec.layers > 1,
-        says="only supports 1 layer",
-    ),
+_WHOLE_NORM = Departure("norm before fc", "norm_before_fc is not read", _no_norm(FuseNorm.WHOLE))
+_EACH_NORM = Departure("norm before fc", "fc_norm is not read", _no_norm(FuseNorm.PER_SLOT))
+_FEEDBACK = always("feedback", "norm_output is not read", feedback=Stream.PRE_NORM)
+
+_NO_SPECULATORS = refuses("it does not read speculators' layout", of_layout("speculators"), says="model_type")
+_NO_HEAD_NORMS = refuses("it has no class for norms over heads", normed, says="Eagle3Qwen3ForCausalLM")
+_ONE_LAYER = refuses("its draft has one layer", _several_layers, says="only supports 1 layer")
+_VOCABULARY = refuses(
+    "a config without draft_vocab_size ends in an error; null stands for all tokens",
+    _silent_vocabulary,
+    says="draft_vocab_size",
 )
+_SLOTS = refuses("fc is built for another number of slots than the draft has", _slots_built, says="size")
+
+
+def _no_class(*known: str) -> Refusal:
+    return refuses(f"it has no class for such drafts; it has {', '.join(known)}", _of_other_class(*known), says="For")
+
 
 SGLANG_0_5_23 = Profile(
     engine="sglang",
@@ -89,14 +150,51 @@ SGLANG_0_5_23 = Profile(
     ids=(IdKey(_NESTED, 1),),
     switches=SWITCHES,
     code={},
-    conventions={"": left},
-    departures=_DEPARTURES,
-    refusals=_REFUSALS,
-    missing={
-        "d2t": StandIn.IDENTITY,
-        "embedding": StandIn.EMBEDDING,
-        "norm": StandIn.ONES,
-        "": StandIn.MEMORY,
-    },
+    targets=OF_0_5_23,
+    sorts=True,
+    departures=_ALWAYS,
+    refusals=(
+        _NO_SPECULATORS,
+        _NO_HEAD_NORMS,
+        replace(_ONE_LAYER, met=lambda given: latent(given.draft.spec) and given.draft.spec.layers > 1),
+        _VOCABULARY,
+        _SLOTS,
+        _no_class(_LLAMA, _MLA),
+    ),
+    missing={"d2t": StandIn.IDENTITY, "embedding": StandIn.EMBEDDING, "norm": StandIn.ONES, "": StandIn.MEMORY},
     replaces=_replaces,
+    context=(
+        "sglang refuses to start, unless the server is given a --context-length that the draft has, or "
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1, and then it drafts noise beyond"
+    ),
+)
+
+SGLANG_0_5_12 = replace(
+    SGLANG_0_5_23,
+    version="0.5.12",
+    targets=OF_0_5_12,
+    departures=(*_ALWAYS, _WHOLE_NORM, where(latent, _EACH_NORM), where(latent, _FEEDBACK)),
+)
+
+SGLANG_0_5_9 = replace(
+    SGLANG_0_5_12,
+    version="0.5.9",
+    targets=OF_0_5_9,
+    graphs_by_default=True,
+    departures=(
+        *_ALWAYS,
+        _WHOLE_NORM,
+        _EACH_NORM,
+        _FEEDBACK,
+        Departure("rope scaling", "rope_parameters is not read", _fields_of_old),
+    ),
+    refusals=(
+        _NO_SPECULATORS,
+        _NO_HEAD_NORMS,
+        _ONE_LAYER,
+        _VOCABULARY,
+        refuses("fc is built for three slots", lambda spec, _: spec.slots != 3, says="size"),
+        _no_class(_LLAMA),
+    ),
+    first_layers=("midlayer",),
 )

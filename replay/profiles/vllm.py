@@ -5,7 +5,7 @@ from dataclasses import replace
 from spectrace.engine.dialect import ID_KEYS, IdKey
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, MlaSpec, Stream
 from spectrace.replay.profiles.departures import always, attention, latent, refuses, rope, where
-from spectrace.replay.profiles.profile import Given, Profile, StandIn, Switch
+from spectrace.replay.profiles.profile import Capture, Given, Profile, StandIn, Switch
 from spectrace.replay.profiles.spectrace import SWITCHES
 
 __all__ = ["VLLM_V1", "VLLM_V2"]
@@ -59,13 +59,25 @@ _SWITCHES = {
         note="vllm scales no embedding: multiply embed_tokens.weight by it, and store that in the draft",
     ),
 }  # fmt: skip
+_DEEPSEEKS = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration")
 _TOP, _NESTED, _LAYER_IDS = (one.key for one in ID_KEYS)
 
 
 def _biased_alone(spec: DraftSpec, given: Given) -> bool:
-    """Biases of q, k and v in a draft whose class then has one of o, too."""
+    """A draft of biases without that of o, whose class then has it all the same."""
     shape = spec.attention
-    return isinstance(shape, GqaSpec) and shape.qkv_bias and not shape.o_bias and given.draft.layout != "speculators"
+    said = given.says("attention_bias") is True or given.says("bias") is True
+    return isinstance(shape, GqaSpec) and said and not shape.o_bias and given.draft.layout != "speculators"
+
+
+def _no_states(_: DraftSpec, given: Given) -> bool:
+    return given.says("eagle_config.use_aux_hidden_state") is False
+
+
+def _slots_built(spec: DraftSpec, given: Given) -> bool:
+    """fc is built for as many slots as `num_aux_hidden_states` says, else as there are nested ids, else for three."""
+    told = given.says("num_aux_hidden_states") or len(given.says(_NESTED) or ()) or 3
+    return given.draft.layout != "speculators" and told != spec.slots
 
 
 def _gqa(spec: DraftSpec, _: Given) -> bool:
@@ -85,7 +97,7 @@ def _silent_theta(_: DraftSpec, given: Given) -> bool:
 
 _DEPARTURES = (
     always("head input", "the head always reads behind the output norm", head_reads=Stream.POST_NORM),
-    where(_biased_alone, attention("attention bias", "with attention_bias o_proj has a bias, too", o_bias=True)),
+    where(_biased_alone, attention("attention bias", "with attention_bias or bias o_proj has one, too", o_bias=True)),
     always("fc bias", "fc has no bias: `bias` is o_proj's alone", fc_bias=False),
     always("window", "a window counts from the row, at every depth", window_from_text=False),
     where(_gqa, rope("rope pairs", "RoPE turns halves, whatever a config says", interleaved=False)),
@@ -96,6 +108,7 @@ _DEPARTURES = (
         _silent_residual,
         always("residual", "an absent norm_before_residual counts as true in this layout", residual=Stream.POST_NORM),
     ),
+    where(_no_states, always("fc", "use_aux_hidden_state false: fed the target's last state, past fc", projects=False)),
     where(_silent_theta, rope("rope theta", "an absent rope_theta is 1000000 for Qwen3's layers", theta=1e6)),
 )
 _REFUSALS = (
@@ -114,7 +127,15 @@ _REFUSALS = (
         lambda spec, _: latent(spec) and spec.fuse_norm is FuseNorm.WHOLE,
         says="input_norm",
     ),
+    refuses("fc is built for another number of slots than the draft has", _slots_built, says="size"),
+    refuses(
+        "a d2t of a draft of all tokens is a tensor that its class does not have",
+        lambda spec, given: spec.draft_vocab == spec.target_vocab and "d2t" in given.held,
+        says="d2t",
+    ),
 )
+_DEEPSEEK = Capture(embedding=False)
+_TARGETS = {"": Capture(), **dict.fromkeys(_DEEPSEEKS, _DEEPSEEK)}
 
 VLLM_V1 = Profile(
     engine="vllm",
@@ -122,6 +143,7 @@ VLLM_V1 = Profile(
     ids=(IdKey(_TOP, 0), IdKey(_NESTED, 0)),
     switches=_SWITCHES,
     code=_CODE,
+    targets=_TARGETS,
     sorts=True,
     departures=_DEPARTURES,
     refusals=_REFUSALS,
@@ -133,12 +155,15 @@ VLLM_V1 = Profile(
         "": StandIn.MEMORY,
     },
     drops=False,
+    context="vllm raises it to the target's, and drafts noise beyond",
     serve=f"spectrace record --out NEW_TRACE -- vllm serve TARGET --speculative-config '{_SPECULATIVE}'",
 )
 """With the V1 runner; another runner reads other keys."""
 
 VLLM_V2 = replace(
     VLLM_V1,
-    ids=(IdKey(_TOP, 0), IdKey(_LAYER_IDS, 0)),
+    ids=(IdKey(_TOP, 0), IdKey("target_layer_ids", 1), IdKey("dflash_config.layer_ids", 0), IdKey(_LAYER_IDS, 0)),
+    departures=tuple(one for one in _DEPARTURES if one.link != "fc"),
+    refusals=(*_REFUSALS, refuses("use_aux_hidden_state false ends in an error", _no_states, says="Assertion")),
     code={**_CODE, "wiring": "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils.get_eagle3_aux_layers_from_config"},
 )
