@@ -101,7 +101,7 @@ class Capture:
 
     Without a `convention` ids stand for what they are published as. `embedding` and `last` say whether boundaries 0 and
     L are to be had; without the first a run ends in an error, without the second the slot is left out, or where
-    `fails_beyond`, the start ends in an error. `adds_default`: the default's boundaries are captured beside those asked for.
+    `fails_beyond`, the start ends in an error. `adds_default`: the default's boundaries are captured as well.
     """
 
     convention: Convention | None = None

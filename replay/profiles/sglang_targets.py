@@ -38,7 +38,8 @@ _GUESSED = Capture(_left_if_first_is_1, last=False)
 
 _LLAMAS = (
     "ApertusForCausalLM", "ExaoneMoEForCausalLM", "Glm4MoeForCausalLM", "IQuestCoderForCausalLM",
-    "InternLM3ForCausalLM", "Llama4ForCausalLM", "Llama4ForConditionalGeneration", "LlamaForCausalLM", "LongcatFlashForCausalLM",
+    "InternLM3ForCausalLM", "Llama4ForCausalLM", "Llama4ForConditionalGeneration", "LlamaForCausalLM",
+    "LongcatFlashForCausalLM",
     "Ministral3ForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "TeleFLMForCausalLM",
 )  # fmt: skip
 _DEEPSEEKS = (
@@ -81,7 +82,8 @@ OF_0_5_23: Mapping[str, Capture] = {
     **dict.fromkeys(
         (
             *_EXPERTS, *_VISIONS[1:], "InternS2MobiusForConditionalGeneration",
-            "InternS2PreviewForConditionalGeneration", "MellumForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
+            "InternS2PreviewForConditionalGeneration", "MellumForCausalLM", "Qwen3_5ForConditionalGeneration",
+            "Qwen3_5MoeForConditionalGeneration",
             "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
         ),
         _FLAGS,
