@@ -1,4 +1,4 @@
-"""`spectrace info`: what a trace holds, without loading a model or torch."""
+"""`spectrace info`: what a trace holds, and what metrics mean, without loading a model or torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from spectrace.cli.metrics_page import render_expressed, render_vocabulary, vocabulary_json
 from spectrace.cli.options import PATH, as_json_option, print_json
+from spectrace.replay.expressed import expressed
 from spectrace.tracer.acceptance import Acceptance, acceptance_of_rows
 from spectrace.tracer.trace import Trace
 
@@ -20,15 +22,31 @@ __all__ = ["info", "info_json", "render_info", "served_acceptance"]
 
 
 @click.command(name="info")
-@click.argument("trace", type=PATH)
+@click.argument("trace", type=PATH, required=False)
+@click.option("--metrics", is_flag=True, help="Every definition of acceptance; with TRACE, its own in each of them.")
 @as_json_option
-def info(trace: Path, as_json: bool) -> None:
+@click.pass_context
+def info(context: click.Context, trace: Path | None, metrics: bool, as_json: bool) -> None:
     """Show what TRACE holds: manifest, rows per family, acceptance, completeness."""
+    if metrics:
+        return _metrics(trace, as_json=as_json)
+    if trace is None:
+        raise click.MissingParameter(ctx=context, param_hint="'TRACE'", param_type="argument")
     opened = Trace.open(trace)
     if as_json:
         print_json(info_json(opened))
     else:
         Console().print(render_info(opened, served_acceptance(opened)))
+
+
+def _metrics(trace: Path | None, *, as_json: bool) -> None:
+    found = None if trace is None else expressed(Trace.open(trace))
+    if not as_json:
+        Console().print(render_vocabulary() if trace is None else render_expressed(trace, found))
+    elif trace is None:
+        print_json(vocabulary_json())
+    else:
+        print_json({"trace": str(trace), "acceptance": found.to_json() if found else None})
 
 
 def served_acceptance(trace: Trace) -> Acceptance | None:

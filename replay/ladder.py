@@ -10,10 +10,7 @@ vocabulary.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from itertools import accumulate
 from math import sqrt
-from operator import mul
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -26,6 +23,8 @@ from spectrace.replay.branches import Branches
 from spectrace.replay.configuration import ADVANCING, Steps
 from spectrace.replay.features import Fed, became_text
 from spectrace.replay.inputs import Int
+from spectrace.replay.metric import Counting
+from spectrace.replay.metrics import METRICS, cumulative_of, length_of
 from spectrace.replay.statistics import Interval, ratio_interval
 from spectrace.replay.texts import Text, read_texts
 from spectrace.tracer.errors import UserError
@@ -55,16 +54,6 @@ _FEW_REQUESTS = 6  # of fewer, intervals over requests do not hold; and answers 
 _FEW_ANSWERS = 30
 
 
-class Counting(StrEnum):
-    """What step k counts: hits at all starts; hits at all starts, if every earlier step hit, too; or hits at those
-    starts alone where every earlier step hit.
-    """
-
-    MARGINAL = "marginal"
-    CUMULATIVE = "cumulative"
-    CONDITIONAL = "conditional"
-
-
 @dataclass(frozen=True, slots=True)
 class Definition:
     """One trainer's accuracy. `restricted` takes the target's choice within the draft's vocabulary: nothing outside it
@@ -76,16 +65,13 @@ class Definition:
     says: str
 
 
-_FULL = "of the target's choices over its whole vocabulary"
-_OWN = "of the target's choices within the draft's vocabulary"
+_METRICS = {
+    "eagle": "eagle.acc", "specforge": "specforge.acc", "speculators_full": "speculators.full_acc",
+    "speculators_cond": "speculators.cond_acc", "restricted": "modelopt.acc",
+}  # fmt: skip
 DEFINITIONS: Mapping[str, Definition] = {
-    "eagle": Definition(Counting.MARGINAL, False, f"the share {_FULL} that step k hits, true tokens before it"),
-    "specforge": Definition(Counting.MARGINAL, False, f"the share {_FULL} that step k hits, true tokens before it"),
-    "speculators_full": Definition(Counting.CUMULATIVE, True, f"the share {_OWN} where steps 0 to k all hit"),
-    "speculators_cond": Definition(
-        Counting.CONDITIONAL, True, f"the share {_OWN} that step k hits where all before hit"
-    ),
-    "restricted": Definition(Counting.MARGINAL, True, f"the share {_OWN} that step k hits, true tokens before it"),
+    name: Definition(meant.counting, bool(meant.restricted), meant.says)
+    for name, meant in ((name, METRICS[key]) for name, key in _METRICS.items())
 }
 """By the names that `--accuracy-definition` takes; `restricted` is ModelOpt's."""
 
@@ -121,8 +107,7 @@ class Trained:
         Marginal and conditional accuracies multiply up, cumulative ones are sums already. Rounds start at harder tokens
         than the average, or at easier ones, so a real walk may differ from it by more than many faults cost.
         """
-        cumulative = self.counting is Counting.CUMULATIVE
-        return 1 + sum(self.accuracies if cumulative else accumulate(self.accuracies, mul))
+        return length_of(self.accuracies if self.counting is Counting.CUMULATIVE else cumulative_of(self.accuracies))
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,11 @@ def acceptance_of(
     )
 
 
-def acceptance_of_rows(verified: Rows, *, depth: int | None = None) -> Acceptance:
+def acceptance_of_rows(verified: Rows, *, depth: int | None = None, with_cut: bool = False) -> Acceptance:
     """From `verified` rows: a round is one (incarnation, request, round) and its accepted nodes minus the root.
 
-    `depth` is how far rates go; None goes as far as the deepest node.
+    `depth` is how far rates go; None goes as far as the deepest node. `with_cut` takes cut rounds for whole ones, as
+    engines count.
     """
     if not len(verified):
         return acceptance_of([], False, depth or 0)
@@ -79,7 +80,7 @@ def acceptance_of_rows(verified: Rows, *, depth: int | None = None) -> Acceptanc
     cut = np.bincount(of_round, verified["cut"]) > 0
     if depth is None:
         depth = int(_depths(of_round, verified["node"].astype(np.int64), verified["parent"].astype(np.int64)).max())
-    return acceptance_of(np.maximum(accepted - 1, 0), cut, depth)
+    return acceptance_of(np.maximum(accepted - 1, 0), cut & (not with_cut), depth)
 
 
 def _depths(of_round: np.ndarray, node: np.ndarray, parent: np.ndarray) -> np.ndarray:

@@ -73,6 +73,8 @@ def test_rounds_are_read_from_verified_rows_in_any_order(tmp_path: Path) -> None
                     )
     found = acceptance_of_rows(Trace.open(tmp_path / "t").rows("verified"))
     assert found == acceptance_of([2, 3, 1, 0], [False, False, True, False], 3)
+    every = acceptance_of_rows(Trace.open(tmp_path / "t").rows("verified"), with_cut=True)
+    assert every == acceptance_of([2, 3, 1, 0], False, 3)
     assert found.to_json()["correct_drafts"] == 5
     assert found.to_json()["correct_drafts_untrimmed"] == 6
 
