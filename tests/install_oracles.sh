@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environments in which other implementations of drafts run, unless they are there (about three minutes, 1.6 GB): one for
-# speculators, SpecForge and SGLang, and one for ModelOpt, which takes what it has no version of its own of from the first.
+# speculators, SpecForge and SGLang, and one for ModelOpt, which takes what it has no version of its own of from the first. Of
+# older versions of SGLang the wheels lie beside the first: parts of their source are run.
 #
 #   bash tests/install_oracles.sh FOLDER FOLDER_FOR_MODELOPT
 set -euo pipefail
@@ -18,4 +19,8 @@ install() {
 }
 
 install "$1" "$root/requirements-oracles.txt"
+for version in 0.5.9 0.5.12; do
+    if compgen -G "$1/wheels/sglang-$version-*.whl" >/dev/null; then continue; fi
+    "$1/bin/pip" download -q --no-deps -d "$1/wheels" "sglang==$version"
+done
 install "$2" "$root/requirements-modelopt.txt" "$1"

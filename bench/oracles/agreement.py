@@ -28,8 +28,8 @@ from spectrace.engine.layouts.known import writable
 from spectrace.engine.spec import DraftSpec
 from spectrace.replay.attend import BranchAttend, PrefixAttend
 from spectrace.replay.compare import row_error
-from spectrace.replay.profiles.profile import Profile, StandIn
-from spectrace.replay.profiles.running import facts_of, given, run_by, weights_of
+from spectrace.replay.profiles.profile import Given, Profile, StandIn
+from spectrace.replay.profiles.running import Running, facts_of, given, run_by, weights_of
 
 __all__ = [
     "TOLERANCE",
@@ -111,7 +111,8 @@ def make_case(case: Case, layout: str, folder: Path, target: Path) -> None:
     named = Wiring(wiring, "eagle_aux_hidden_state_layer_ids", wiring)
     write_draft(folder / "draft", layout, spec, named, _random(spec), verifier=verifier_at(target))
     config = folder / "draft" / "config.json"
-    config.write_text(json.dumps(_take_out(case.absent, json.loads(config.read_text("utf-8")))), "utf-8")
+    values = _take_out(case.absent, json.loads(config.read_text("utf-8"))) | case.keys
+    config.write_text(json.dumps(values), "utf-8")
     (folder / "target").symlink_to(target)
     inputs = {
         "lengths": torch.tensor(LENGTHS),
@@ -201,6 +202,8 @@ def judge(oracle: Oracle, folder: Path, case: Case) -> Judged:
         unwritten = ", ".join(running.names[name] for name in running.unwritten)
         why = f"nothing is written to {unwritten}"
         return Judged("undefined", not told.worst <= _CLEARLY, words=f"{words}; {why}" if words else why)
+    if wrong := otherwise_loaded(place, running, facts):
+        return Judged("loaded otherwise", False, words=wrong)
     tensors = weights_of(running, facts, place / "target")
     ran = compare(place, DraftModel.over(running.spec, tensors))
     replaced = [name for name, taken in running.taken.items() if name in facts.draft.tensors or taken is StandIn.ONES]
@@ -210,6 +213,23 @@ def judge(oracle: Oracle, folder: Path, case: Case) -> Judged:
     return Judged(
         "otherwise", ran.agrees and told.worst > _CLEARLY, ran.worst, "; ".join(filter(None, (words, *named)))
     )
+
+
+def otherwise_loaded(place: Path, running: Running, facts: Given) -> str:
+    """What an engine's loader ended up with that its profile does not say; empty where it says all of it."""
+    told = place / "loaded.json"
+    if running.profile.trainer:
+        return ""
+    loaded = json.loads(told.read_text("utf-8"))
+    offsets = facts.draft.tensors.get("d2t")
+    mapped = None if offsets is None else (offsets.long() + torch.arange(len(offsets))).tolist()
+    said = {
+        "boundaries": list(running.boundaries or ()),
+        "embedding_shared": running.taken.get("embedding.weight") is StandIn.EMBEDDING,
+        "head_shared": running.taken.get("head.weight") is StandIn.HEAD,
+        "tokens": mapped,
+    }
+    return "; ".join(f"{name} is {loaded[name]}, said {said[name]}" for name in said if loaded[name] != said[name])
 
 
 def compare(place: Path, draft: DraftModel) -> Compared:

@@ -19,10 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-__all__ = ["Case", "Seen", "answer_all", "clear", "folders", "warned", "write_answer", "write_refusal"]
+__all__ = ["Case", "Seen", "answer_all", "clear", "folders", "warned", "write_answer", "write_loaded", "write_refusal"]
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_FILES = ("outputs.safetensors", "refused.txt", "notes.txt")
+_FILES = ("outputs.safetensors", "loaded.json", "refused.txt", "notes.txt")
 
 
 @dataclass
@@ -87,6 +87,19 @@ def write_answer(folder: Path, outputs: dict[str, Tensor], notes: Sequence[str])
     save_file(outputs, folder / "outputs.safetensors")
     if notes:
         (folder / "notes.txt").write_text(_ANSI.sub("", "\n".join(dict.fromkeys(notes))) + "\n", encoding="utf-8")
+
+
+def write_loaded(
+    folder: Path, *, boundaries: Sequence[int], embedding_shared: bool, head_shared: bool, tokens: Tensor | None
+) -> None:
+    """What an engine ended up with: what it captures, what is the target's own, and what ids stand for, if mapped."""
+    told = {
+        "boundaries": sorted(set(boundaries)),
+        "embedding_shared": embedding_shared,
+        "head_shared": head_shared,
+        "tokens": None if tokens is None else tokens.tolist(),
+    }
+    (folder / "loaded.json").write_text(json.dumps(told), encoding="utf-8")
 
 
 def write_refusal(folder: Path, error: BaseException | None) -> None:

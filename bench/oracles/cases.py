@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spectrace.engine.spec import DraftSpec, FuseNorm, GqaSpec, MlaSpec, RopeKind, RopeSpec, Stream
@@ -17,16 +17,18 @@ __all__ = ["CASES", "Case"]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A draft of random weights: what it is to compute, the layout where that is the point, and keys that are taken
-    out of its config, wherever they are in it.
+    """A draft of random weights: what it is to compute, the layout where that is the point, keys that are taken out of
+    its config, wherever they are in it, and keys that are put into it.
     """
 
     name: str
     spec: DraftSpec
     layout: str = ""
     absent: tuple[str, ...] = ()
+    keys: Mapping[str, Any] = field(default_factory=dict)
 
 
+_IDS = "eagle_aux_hidden_state_layer_ids"
 _GQA = GqaSpec(heads=2, kv_heads=1, head_dim=32)
 _FACTOR, _MSCALE = 8.0, 0.7
 _MLA = MlaSpec(heads=2, q_rank=48, kv_rank=512, nope_dim=32, rope_dim=64, value_dim=32)
@@ -105,6 +107,9 @@ def _cases() -> list[Case]:
     return [
         *(Case(name, replace(_PLAIN, **changes)) for name, changes in plain.items()),
         Case("theta absent", _PLAIN, absent=("rope_theta",)),
+        Case("ids within eagle_config", _PLAIN, absent=(_IDS,), keys={"eagle_config": {_IDS: [0, 2, 4]}}),
+        Case("ids with the embedding", _PLAIN, absent=(_IDS,), keys={"eagle_config": {_IDS: [-1, 2, 4]}}),
+        Case("ids in another order", _PLAIN, keys={_IDS: [5, 0, 3]}),
         Case("own embedding", replace(_PLAIN, own_embedding=True)),
         Case("head shared", replace(_PLAIN, draft_vocab=160, own_head=False)),
         Case("SpecForge's layout", replace(_PLAIN, fuse_norm=FuseNorm.PER_SLOT), layout="specforge"),

@@ -40,7 +40,7 @@ install()
 warnings.filterwarnings("ignore")
 
 import torch
-from asked import clear, folders, write_answer, write_refusal
+from asked import clear, folders, write_answer, write_loaded, write_refusal
 from safetensors.torch import load_file
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig
@@ -52,6 +52,13 @@ from sglang.srt.layers.rotary_embedding import get_rope
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.model_executor.model_runner_components.attention_backend_setup import (
+    configure_aux_hidden_state_capture,
+)
+from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import (
+    SpecAuxHiddenStateConfig,
+    _resolve_eagle_aux_hidden_state,
+)
 from sglang.srt.model_loader import get_model
 from sglang.srt.models import deepseek_v2, kimi_k25_eagle3, llama, llama_eagle3
 from sglang.srt.models.registry import ModelRegistry
@@ -124,8 +131,11 @@ def load(config: ModelConfig) -> nn.Module:
     return get_model(model_config=config, load_config=LoadConfig(), device_config=DeviceConfig("cpu"))
 
 
-def pair(arguments: ServerArgs) -> tuple[nn.Module, ModelConfig, Tensor | None]:
-    """The draft, with the target's table and head where SGLang gives it them, and the tokens that its ids stand for."""
+def pair(case: Path, arguments: ServerArgs) -> tuple[nn.Module, ModelConfig, Tensor | None]:
+    """The draft, with the target's table and head where SGLang gives it them, and the tokens that its ids stand for.
+
+    What its loaders ended up with is told; layer ids are resolved and set on the target as a server does it.
+    """
     target_config = ModelConfig.from_server_args(arguments)
     draft_config = ModelConfig.from_server_args(
         arguments,
@@ -143,6 +153,25 @@ def pair(arguments: ServerArgs) -> tuple[nn.Module, ModelConfig, Tensor | None]:
     worker._resolve_shared_embed_and_head = partial(EagleDraftWorker._resolve_shared_embed_and_head, worker)
     EagleDraftWorker.init_token_map(worker)
     EagleDraftWorker.init_lm_head(worker)
+    capture = SpecAuxHiddenStateConfig()
+    _resolve_eagle_aux_hidden_state(
+        config=capture, server_args=arguments, model_config=target_config, spec_algorithm=EAGLE3, is_draft_worker=False
+    )
+    configure_aux_hidden_state_capture(
+        model=target,
+        eagle_use_aux_hidden_state=capture.eagle_use_aux_hidden_state,
+        eagle_aux_hidden_state_layer_ids=capture.eagle_aux_hidden_state_layer_ids,
+        dflash_use_aux_hidden_state=False,
+        dflash_target_layer_ids=None,
+        is_dspark=False,
+    )
+    write_loaded(
+        case,
+        boundaries=target.model.layers_to_capture,
+        embedding_shared=draft.model.embed_tokens.weight.data_ptr() == target.model.embed_tokens.weight.data_ptr(),
+        head_shared=draft.lm_head.weight.data_ptr() == target.lm_head.weight.data_ptr(),
+        tokens=worker.hot_token_id,
+    )
     return draft, draft_config, worker.hot_token_id
 
 
@@ -229,7 +258,7 @@ def decode(rows: Rows, depth: int, tokens_T: Tensor, states_TH: Tensor) -> Forwa
 def compute(case: Path) -> dict[str, Tensor]:
     settings = json.loads((case / "case.json").read_text())
     depths: int = settings["depths"]
-    draft, config, tokens_V = pair(configure(case, depths=depths, window=settings.get("window")))
+    draft, config, tokens_V = pair(case, configure(case, depths=depths, window=settings.get("window")))
     inputs = load_file(case / "inputs.safetensors")
     lengths: list[int] = inputs["lengths"].tolist()
     rows = Rows(config, lengths, depths)

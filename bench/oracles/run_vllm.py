@@ -39,7 +39,7 @@ os.environ.update(
 )
 
 import torch
-from asked import clear, folders, write_answer, write_refusal
+from asked import clear, folders, write_answer, write_loaded, write_refusal
 from safetensors.torch import load_file
 from torch import Tensor
 from vllm import _custom_ops
@@ -273,6 +273,19 @@ def _decode_latent(out: Tensor, query: Tensor, cache: Tensor, scale: float, tabl
         into.copy_(weights @ latents[:, : out.shape[-1]])
 
 
+def tell_loaded(case: Case, runner: CPUModelRunner) -> None:
+    """What its loader ended up with."""
+    target, draft = runner.get_model(), runner.drafter.model
+    offsets = getattr(draft, "draft_id_to_target_id", None)
+    write_loaded(
+        case.folder,
+        boundaries=target.model.aux_hidden_state_layers,
+        embedding_shared=draft.model.embed_tokens is target.model.embed_tokens,
+        head_shared=draft.lm_head is target.lm_head,
+        tokens=None if offsets is None else offsets + torch.arange(len(offsets)),
+    )
+
+
 def run(case: Case, notes: _Notes) -> dict[str, Tensor]:
     """The case through vLLM's proposer, prefill and then one row per request and depth."""
     with _by_vllm():
@@ -281,6 +294,7 @@ def run(case: Case, notes: _Notes) -> dict[str, Tensor]:
         with _by_vllm():
             runner = start_runner(config)
         drafter = runner.drafter
+        tell_loaded(case, runner)
         if case.latent:
             _serve_latent(drafter, case, notes)
         recorder = Recorder(case, drafter)

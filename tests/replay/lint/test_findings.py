@@ -171,7 +171,7 @@ KINDS: dict[str, tuple[Break, Break, str]] = {
     ),
     "engine-unwritten": (
         for_sglang(put("attention_bias", True), *(
-            add(f"midlayer.self_attn.{one}_proj.bias", torch.randn(rows)) for one, rows in zip("qkv", (96, 48, 48), strict=True)
+            add(f"midlayer.self_attn.{one}_proj.bias", torch.randn(rows)) for one, rows in (("q", 96), ("k", 48), ("v", 48))
         )),
         for_sglang(), SGLANG,
     ),
