@@ -114,7 +114,7 @@ def second_layer(norm: str) -> Break:
     return apply
 
 
-SGLANG = "sglang==0.5.23"
+SGLANG, ROWS = "sglang==0.5.23", {"q": 96, "k": 48, "v": 48}
 NOISE = torch.randn(128, 80, generator=torch.Generator().manual_seed(9)).bfloat16()
 KINDS: dict[str, tuple[Break, Break, str]] = {
     "unreadable": (put("hidden_act", "gelu"), put("hidden_act", "silu"), ""),
@@ -171,7 +171,7 @@ KINDS: dict[str, tuple[Break, Break, str]] = {
     ),
     "engine-unwritten": (
         for_sglang(put("attention_bias", True), *(
-            add(f"midlayer.self_attn.{one}_proj.bias", torch.randn(rows)) for one, rows in (("q", 96), ("k", 48), ("v", 48))
+            add(f"midlayer.self_attn.{one}_proj.bias", torch.randn(rows)) for one, rows in ROWS.items()
         )),
         for_sglang(), SGLANG,
     ),
