@@ -85,11 +85,6 @@ def head_of_the_target(pair: Any) -> None:
     pair.tensors["d2t"] = others - torch.arange(DRAFTED)
 
 
-def llama(pair: Any) -> None:
-    """A target of another class."""
-    pair.target_config["architectures"] = ["LlamaForCausalLM"]
-
-
 def of_layers(layers: int) -> Break:
     return lambda pair: pair.target_config.update(num_hidden_layers=layers)
 
@@ -98,7 +93,8 @@ def of_kimi(*ids: int) -> Break:
     """The case that spectrace began with: 61 layers, ids within eagle_config."""
 
     def apply(pair: Any) -> None:
-        pair.target_config["num_hidden_layers"] = 61
+        pair.target_config |= {"num_hidden_layers": 61, "architectures": ["DeepseekV3ForCausalLM"]}
+        pair.tensors.pop("embed_tokens.weight")
         pair.put(IDS, None)
         pair.put(NESTED, [*ids])
 
@@ -203,14 +199,14 @@ OURS: dict[str, tuple[str, Break, str]] = {
         "wiring-contradiction", say(**{NESTED.replace(".", "__"): [0, 1, 2]}), "",
     ),
     "Kimi's ids on SGLang 0.5.23": ("wiring-misread", of_kimi(2, 30, 58), "sglang==0.5.23"),
-    "ids at the top on SGLang": ("wiring-unread", all_of(llama, lose("embed_tokens.weight")), "sglang==0.5.23"),
-    "norm_before_residual on SGLang": ("engine-ignores", all_of(llama, lose("embed_tokens.weight"), say(
+    "ids at the top on SGLang": ("wiring-unread", all_of(lose("embed_tokens.weight")), "sglang==0.5.23"),
+    "norm_before_residual on SGLang": ("engine-ignores", all_of(lose("embed_tokens.weight"), say(
         norm_before_residual=True, **{IDS: None, NESTED.replace(".", "__"): [-1, 2, 4]})), "sglang==0.5.23"),
-    "two layers on SGLang": ("engine-ignores", all_of(llama, two_layers, lose("embed_tokens.weight"), say(
+    "two layers on SGLang": ("engine-ignores", all_of(two_layers, lose("embed_tokens.weight"), say(
         **{IDS: None, NESTED.replace(".", "__"): [-1, 2, 4]})), "sglang==0.5.23"),
-    "an own embedding on SGLang": ("engine-replaces", all_of(llama, say(
+    "an own embedding on SGLang": ("engine-replaces", all_of(say(
         **{IDS: None, NESTED.replace(".", "__"): [-1, 2, 4]})), "sglang==0.5.23"),
-    "attention_bias without tensors on SGLang": ("tensor-missing", all_of(llama, lose("embed_tokens.weight"), say(
+    "attention_bias without tensors on SGLang": ("tensor-missing", all_of(lose("embed_tokens.weight"), say(
         attention_bias=True, **{IDS: None, NESTED.replace(".", "__"): [-1, 2, 4]})), "sglang==0.5.23"),
 }  # fmt: skip
 FAULTY = VLLM | OURS

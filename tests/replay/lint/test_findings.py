@@ -91,13 +91,9 @@ def copied(pair: Any) -> None:
     pair.tensors[EMBEDDING] = pair.target_tensors["model.embed_tokens.weight"].clone()
 
 
-def llama(pair: Any) -> None:
-    pair.target_config["architectures"] = ["LlamaForCausalLM"]
-
-
 def for_sglang(*each: Break) -> Break:
     """Such a draft, with ids where SGLang reads them."""
-    return both(llama, lose(EMBEDDING), put(IDS, None), put(NESTED, [-1, 2, 4]), *each)
+    return both(lose(EMBEDDING), put(IDS, None), put(NESTED, [-1, 2, 4]), *each)
 
 
 def second_layer(norm: str) -> Break:
@@ -153,7 +149,7 @@ KINDS: dict[str, tuple[Break, Break, str]] = {
     "head-missing": (lose(HEAD), both(all_tokens, lose(HEAD)), ""),
     "head-rows": (other_rows, own_rows, ""),
     "wiring-fit": (put(IDS, [0, 3]), nothing, ""),
-    "wiring-range": (put(IDS, [0, 3, 6]), put(IDS, [0, 3, 5]), ""),
+    "wiring-range": (put(IDS, [0, 3, 9]), put(IDS, [0, 3, 8]), ""),
     "wiring-twice": (put(IDS, [0, 3, 3]), nothing, ""),
     "wiring-unsorted": (put(IDS, [3, 0, 5]), nothing, ""),
     "wiring-absent": (put(IDS, None), nothing, ""),
@@ -164,6 +160,7 @@ KINDS: dict[str, tuple[Break, Break, str]] = {
     ),
     "wiring-unread": (both(for_sglang(), put(NESTED, None), put(IDS, [0, 3, 5])), for_sglang(), SGLANG),
     "wiring-misread": (both(put(IDS, None), put(NESTED, [-1, 2, 4])), nothing, "vllm"),
+    "wiring-graphs": (for_sglang(), for_sglang(put(NESTED, [1, 3, 4])), "sglang==0.5.9"),
     "engine-refuses": (
         both(put("architectures", ["Eagle3Qwen3ForCausalLM"]), *(
             add(f"midlayer.self_attn.{one}_norm.weight", torch.ones(24)) for one in "qk")),
@@ -176,7 +173,7 @@ KINDS: dict[str, tuple[Break, Break, str]] = {
         for_sglang(), SGLANG,
     ),
     "engine-replaces": (
-        both(llama, put(IDS, None), put(NESTED, [-1, 2, 4])),
+        both(put(IDS, None), put(NESTED, [-1, 2, 4])),
         lambda pair: [for_sglang()(pair), copied(pair)], SGLANG,
     ),
     "engine-ignores": (for_sglang(put("norm_before_residual", True)), for_sglang(), SGLANG),
