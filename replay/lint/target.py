@@ -96,7 +96,7 @@ def embedding(subject: Subject) -> Iterator[LintFinding]:
         )
         return
     alike = _likeness(own, theirs)
-    told = (f"rows have a mean cosine of {alike:.2f} with the target's rows of the same tokens",)
+    told: tuple[str, ...] = (f"rows have a mean cosine of {alike:.2f} with the target's rows of the same tokens",)
     if alike >= _UNRELATED:
         yield LintFinding(
             code="embedding-own",
