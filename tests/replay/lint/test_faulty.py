@@ -203,7 +203,10 @@ OURS: dict[str, tuple[str, Break, str]] = {
     "keys that contradict each other": (
         "wiring-contradiction", say(**{NESTED.replace(".", "__"): [0, 1, 2]}), "",
     ),
-    "Kimi's ids on SGLang 0.5.23": ("wiring-misread", of_kimi(2, 30, 58), "sglang==0.5.23"),
+    "the first case on SGLang 0.5.9": ("wiring-graphs", of_kimi(2, 30, 58), "sglang==0.5.9"),
+    "the first case on SGLang 0.5.23": ("wiring-misread", of_kimi(2, 30, 58), "sglang==0.5.23"),
+    "its second ids on SGLang 0.5.12": ("engine-refuses", of_kimi(-1, 2, 30), "sglang==0.5.12"),
+    "its second ids on SGLang 0.5.23": ("wiring-misread", of_kimi(-1, 2, 30), "sglang==0.5.23"),
     "ids at the top on SGLang": ("wiring-unread", all_of(lose("embed_tokens.weight")), "sglang==0.5.23"),
     "norm_before_residual on SGLang": ("engine-ignores", all_of(lose("embed_tokens.weight"), say(
         norm_before_residual=True, **{IDS: None, NESTED.replace(".", "__"): [-1, 2, 4]})), "sglang==0.5.23"),
