@@ -48,11 +48,15 @@ def convert_draft(
     """Write the draft in `source` to a new `folder` in another layout, and hold what was written against it.
 
     `target` is what the draft is for, where a layout names that. Raises UserError for a draft that lacks tensors or is
-    quantised, for a layout that has no words for it, and for a folder that is there already; RunFailed as
-    `write_draft` does.
+    quantised, for a target that it cannot be for, for a layout that has no words for it, and for a folder that is there
+    already or within the source; RunFailed as `write_draft` does.
     """
     _check_new(folder)
+    if folder.resolve().is_relative_to(source.resolve()):
+        raise UserError(f"{folder} lies within {source}: give a path beside the draft, not in it")
     draft = read_draft(source)
+    if target:
+        _check_target(draft, target)
     if draft.report.missing_tensors:
         missing = ", ".join(draft.report.missing_tensors)
         raise UserError(f"{source}: missing tensors {missing}; export the draft again, all of it")
@@ -121,6 +125,18 @@ def write_draft(
 def _check_new(folder: Path) -> None:
     if folder.exists():
         raise UserError(f"{folder} exists: give a new path for the draft, or remove it first")
+
+
+def _check_target(draft: DraftCheckpoint, target: Path) -> None:
+    config = read_config(target)
+    nested = config.get("text_config")
+    text = nested if isinstance(nested, dict) else config
+    for name, ours in (("hidden_size", draft.spec.target_width), ("vocab_size", draft.spec.target_vocab)):
+        theirs = text.get(name)
+        if isinstance(theirs, int) and theirs != ours:
+            raise UserError(
+                f"{target}: {name} is {theirs}, and {draft.folder} is a draft for {ours}: it is another target's"
+            )
 
 
 def _check_words(layout: Layout, spec: DraftSpec, boundaries: tuple[int, ...] | None) -> None:

@@ -14,6 +14,8 @@ _LARGEST = 1 << 24
 
 def read_config(folder: Path) -> dict[str, object]:
     """The config.json of a checkpoint folder; a UserError says what is not there."""
+    if folder.is_file():
+        raise UserError(f"{folder}: a file; expected the folder that holds it, with config.json and *.safetensors")
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; expected a checkpoint folder with config.json and *.safetensors")
     path = folder / "config.json"

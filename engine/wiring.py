@@ -47,6 +47,8 @@ def read_wiring(fields: Fields, *, ascending: bool = False) -> Wiring | None:
             found = Wiring(boundaries, one.key, ids)
         elif holder.peek(name) == [boundary - one.offset for boundary in found.boundaries]:
             holder.get(name)
+        else:
+            fields.note(f"{one.key} {holder.peek(name)} names other boundaries than {found.key}, which counts")
     return found
 
 

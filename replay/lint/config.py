@@ -8,7 +8,9 @@ from spectrace.replay.lint.subject import Subject
 
 __all__ = ["assumed", "odd", "unread", "untrained"]
 
-_TOLD_ELSEWHERE = ("d2t is there although", "t2d keeps", "not read, the draft's tensors are in other files")
+_TOLD_ELSEWHERE = (
+    "d2t is there although", "t2d keeps", "not read, the draft's tensors are in other files", "names other boundaries",
+)  # fmt: skip
 _MODELOPT = "ModelOpt from 0.41 on"
 _WIRING = ("layer_ids",)
 

@@ -499,8 +499,28 @@ def test_a_draft_that_lacks_tensors_or_is_quantised_is_not_converted(
         convert_draft(folder, tmp_path / "out", "eagle")
 
 
-def test_the_target_is_named_where_a_layout_names_it(tmp_path: Path, target_of: Callable[..., Path]) -> None:
-    target = target_of("llama")
+def a_target(folder: Path, **changes: object) -> Path:
+    """The config of a target that PLAIN may be for."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": PLAIN.target_width, "vocab_size": PLAIN.target_vocab,
+    }  # fmt: skip
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**config, **changes}), "utf-8")
+    return folder
+
+
+def test_a_target_that_the_draft_cannot_be_for_is_refused_and_so_is_a_place_within_the_source(tmp_path: Path) -> None:
+    plain = write_draft(tmp_path / "plain", "eagle", PLAIN, None, random_tensors(PLAIN)).folder
+    for name, changes in (("wide", {"hidden_size": 4096}), ("many", {"text_config": {"vocab_size": 7}})):
+        with pytest.raises(UserError, match="another target's"):
+            convert_draft(plain, tmp_path / "out", "speculators", target=a_target(tmp_path / name, **changes))
+    with pytest.raises(UserError, match="lies within"):
+        convert_draft(plain, plain / "out", "speculators")
+    assert not (tmp_path / "out").exists() and not (plain / "out").exists()
+
+
+def test_the_target_is_named_where_a_layout_names_it(tmp_path: Path) -> None:
+    target = a_target(tmp_path / "target")
     write_draft(tmp_path / "plain", "eagle", PLAIN, None, random_tensors(PLAIN))
     converted = convert_draft(tmp_path / "plain", tmp_path / "unnamed", "speculators")
     assert any("the target is not named" in note for note in converted.notes)

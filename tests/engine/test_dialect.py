@@ -55,6 +55,7 @@ def test_nested_ids_that_contradict_the_top_level_are_reported(
     draft = read_draft(write_draft(tmp_path, {**config, "eagle_config": {IDS: [0, 2, 4]}}, tensors))
     assert draft.wiring and draft.wiring.boundaries == (0, 2, 4)
     assert draft.report.unread_fields == (f"eagle_config.{IDS}",)
+    assert f"eagle_config.{IDS} [0, 2, 4] names other boundaries than {IDS}, which counts" in draft.report.notes
 
 
 def test_without_ids_there_is_no_wiring_and_engines_take_their_default(
