@@ -60,6 +60,7 @@ def set_config(
         "import json, pathlib",
         f"p = pathlib.Path({str(path)!r})",
         "c = json.loads(p.read_text())",
+        *_holders(changes),
         *(f"{_item(key)} = {value!r}" for key, value in changes.items()),
         "p.write_text(json.dumps(c, indent=2))",
     ]
@@ -69,7 +70,18 @@ def set_config(
 def _item(key: str) -> str:
     """The item of the config `c` that a dotted key names, as code."""
     *outer, inner = key.split(".")
-    return f"c{''.join(f'.setdefault({one!r}, {{}})' for one in outer)}[{inner!r}]"
+    return f"c{''.join(f'[{one!r}]' for one in outer)}[{inner!r}]"
+
+
+def _holders(changes: Mapping[str, Any]) -> list[str]:
+    """Lines that make the objects of `c` that hold these keys, where they are absent or null."""
+    made: dict[str, None] = {}
+    for key in changes:
+        outer = key.split(".")[:-1]
+        for depth in range(1, len(outer) + 1):
+            place = "c" + "".join(f"[{one!r}]" for one in outer[: depth - 1])
+            made[f"{place}[{outer[depth - 1]!r}] = {place}.get({outer[depth - 1]!r}) or {{}}"] = None
+    return list(made)
 
 
 def tensor_command(folder: Path, before: Sequence[str], each: Sequence[str]) -> str:

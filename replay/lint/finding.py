@@ -58,6 +58,7 @@ CODES: Mapping[str, str] = {
     "engine-drops": "the engine passes over a tensor that the draft is computed from",
     "switch-untrained": "a switch is set that no trainer of this layout trains with",
     "norm-twice": "trained with a norm that no engine applies",
+    "target-unread": "the target's weights are not there to be compared with",
     "target-differs": "the draft was made for another target",
     "tokenizer-differs": "the draft comes with another tokenizer than its target's",
     "embedding-unrelated": "the draft's own embedding has nothing to do with the target's",

@@ -38,6 +38,7 @@ _CHECKS: Final[tuple[Check, ...]] = (
     target.rope,
     target.context,
     target.dtypes,
+    target.weights,
     config.untrained,
     config.unread,
     config.assumed,
@@ -61,11 +62,13 @@ class Linted:
 def lint_draft(folder: Path, *, target_folder: Path | None = None, profile: Profile | None = None) -> Linted:
     """Everything that files alone say of a draft; with a target and an engine, of it there.
 
-    Raises UserError for a folder or a target that is not there, or that is no checkpoint.
+    Raises UserError for a folder that is not there, and for a target without a config that says what it is.
     """
     beside = Target(target_folder) if target_folder else None
-    values = read_config(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; expected the folder of a draft, with config.json and *.safetensors")
     try:
+        values = read_config(folder)
         draft, problems = survey_draft(folder)
     except DraftProblem as problem:
         return Linted((_unread(problem, problem.code),), None)

@@ -1,6 +1,6 @@
 """What is linted: a draft's folder, and where these are given its target and the engine that serves it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from spectrace.engine.problem import DraftProblem
 from spectrace.engine.stored import StoredTensors
 from spectrace.replay.profiles.profile import Given, Profile, TargetFacts
 from spectrace.replay.profiles.running import Running, facts_of
+from spectrace.tracer.errors import UserError
 
 __all__ = ["Subject", "Target"]
 
@@ -28,16 +29,24 @@ class Target:
         nested = config.get("text_config")
         self.config: Mapping[str, Any] = {**config, **nested} if isinstance(nested, dict) else config
         self.fields = Fields(folder / "config.json", self.config)
+        self.unread = ""
 
     @cached_property
-    def embedding(self) -> Tensor:
-        """Its embedding [V, H], as it is stored."""
-        return read_embedding(self.folder)
+    def embedding(self) -> Tensor | None:
+        """Its embedding [V, H], as it is stored; None where the folder has none that can be read."""
+        return self._read(read_embedding)
 
     @cached_property
-    def head(self) -> Tensor:
-        """Its head [V, H], or where it has none of its own, its embedding."""
-        return read_head(self.folder)
+    def head(self) -> Tensor | None:
+        """Its head [V, H], or where it has none of its own, its embedding; None as for that."""
+        return self._read(read_head)
+
+    def _read(self, read: Callable[[Path], Tensor]) -> Tensor | None:
+        try:
+            return read(self.folder)
+        except UserError as error:
+            self.unread = error.message
+            return None
 
 
 @dataclass(frozen=True, slots=True)

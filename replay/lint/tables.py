@@ -20,7 +20,7 @@ __all__ = ["head_rows", "table"]
 _CODES: Final = {"V1": "d2t-missing", "V2": "d2t-absolute", "V3": "d2t-broken", "V4": "d2t-shifted", "V5": "d2t-zero"}
 _SURE: Final = 0.8
 _DRAFTS: Final = "what is drafted is turned into other tokens than were meant, and hardly ever accepted"
-_ROWS, _ALIKE, _MANY, _FEW = 512, 0.5, 0.5, 0.05
+_ROWS, _CHUNK, _ALIKE, _MANY = 512, 4096, 0.5, 0.5
 
 
 def table(subject: Subject) -> Iterator[LintFinding]:
@@ -72,6 +72,7 @@ def head_rows(subject: Subject) -> Iterator[LintFinding]:
         target is None
         or offsets is None
         or head is None
+        or target.head is None
         or target.head.shape != (draft.spec.target_vocab, head.shape[1])
     ):
         return
@@ -100,6 +101,8 @@ def head_rows(subject: Subject) -> Iterator[LintFinding]:
 
 def _likeness(rows_KH: Tensor, head_VH: Tensor, tokens_K: Tensor) -> tuple[Tensor, Tensor]:
     """The cosine of each row with the row of the target that it resembles most, and with its own token's [K]."""
-    rows, all_rows = (torch.nn.functional.normalize(one.float(), dim=-1) for one in (rows_KH, head_VH))
-    best = torch.stack([(row @ all_rows.T).max() for row in rows])
-    return best, (rows * all_rows[tokens_K]).sum(-1)
+    rows = torch.nn.functional.normalize(rows_KH.float(), dim=-1)
+    best = torch.full((len(rows),), -1.0)
+    for some_VH in head_VH.split(_CHUNK):
+        best = best.maximum((rows @ torch.nn.functional.normalize(some_VH.float(), dim=-1).T).amax(-1))
+    return best, (rows * torch.nn.functional.normalize(head_VH[tokens_K].float(), dim=-1)).sum(-1)

@@ -18,11 +18,22 @@ from spectrace.replay.profiles.spectrace import GENERIC
 from spectrace.tracer.errors import UserError
 from spectrace.tracer.fingerprint import file_fingerprint
 
-__all__ = ["context", "dtypes", "embedding", "rope", "sizes", "tokenizer"]
+__all__ = [
+    "UNRELATED",
+    "context",
+    "dtypes",
+    "embedding",
+    "likeness",
+    "rope",
+    "same_values",
+    "sizes",
+    "tokenizer",
+    "weights",
+]
 
 _OTHER: Final = "this is the draft of another target: give the one that it was trained on"
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
-_UNRELATED: Final = 0.1  # the mean cosine with the target's rows, below which a table has nothing to do with it
+UNRELATED: Final = 0.1  # the mean cosine with the target's rows, below which a table has nothing to do with it
 _ROWS: Final = 4096
 _NOISE: Final = 1.2
 
@@ -83,9 +94,9 @@ def embedding(subject: Subject) -> Iterator[LintFinding]:
     if target is None or own is None:
         return
     name, theirs = subject.draft.names["embedding.weight"], target.embedding
-    if theirs.shape != own.shape:
+    if theirs is None or theirs.shape != own.shape:
         return  # of another width: it cannot be shared
-    if bool((own.float() == theirs.float()).all()):
+    if same_values(own, theirs):
         yield LintFinding(
             code="embedding-copied",
             severity=Severity.NOTE,
@@ -95,9 +106,9 @@ def embedding(subject: Subject) -> Iterator[LintFinding]:
             fix=f"leave {name} out of the files",
         )
         return
-    alike = _likeness(own, theirs)
+    alike = likeness(own, theirs)
     told: tuple[str, ...] = (f"rows have a mean cosine of {alike:.2f} with the target's rows of the same tokens",)
-    if alike >= _UNRELATED:
+    if alike >= UNRELATED:
         yield LintFinding(
             code="embedding-own",
             severity=Severity.NOTE,
@@ -121,7 +132,30 @@ def embedding(subject: Subject) -> Iterator[LintFinding]:
     )
 
 
-def _likeness(own_VH: Tensor, theirs_VH: Tensor) -> float:
+def weights(subject: Subject) -> Iterator[LintFinding]:
+    """Whether the target's own weights could be read, where they were asked for."""
+    if subject.target is not None and subject.target.unread:
+        yield LintFinding(
+            code="target-unread",
+            severity=Severity.NOTE,
+            title="the target's weights are not compared with",
+            evidence=(subject.target.unread,),
+            consequence="whether embedding and head go with the target's is not known; all else is told",
+            fix=f"put the target's *.safetensors into {subject.target.folder}, if that is of interest",
+        )
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two tables hold the same numbers, a few rows at a time."""
+    if one.shape != other.shape:
+        return False
+    if one.dtype == other.dtype:
+        return torch.equal(one, other)
+    pairs = zip(one.split(_ROWS), other.split(_ROWS), strict=True)
+    return all(torch.equal(mine.float(), theirs.float()) for mine, theirs in pairs)
+
+
+def likeness(own_VH: Tensor, theirs_VH: Tensor) -> float:
     """The mean cosine of rows of the same token, over some of them."""
     sample = torch.linspace(0, len(own_VH) - 1, min(_ROWS, len(own_VH))).long()
     own, theirs = (table[sample].float() for table in (own_VH, theirs_VH))
@@ -177,9 +211,10 @@ def context(subject: Subject) -> Iterator[LintFinding]:
     ours, target = subject.draft.spec.context, subject.target
     theirs = None if target is None else target.facts.context
     if target is not None and ours is not None and theirs is not None and ours < theirs:
+        refused = subject.profile is not None and subject.profile.refuses_shorter
         yield LintFinding(
             code="context-shorter",
-            severity=Severity.WARNING,
+            severity=Severity.ERROR if refused else Severity.WARNING,
             title=f"the draft is for {ours} positions, and the target for {theirs}",
             evidence=(f"max_position_embeddings is {ours} in {subject.folder}, and {theirs} in {target.folder}",),
             consequence=(subject.profile or GENERIC).context,
@@ -205,7 +240,8 @@ def dtypes(subject: Subject) -> Iterator[LintFinding]:
         )
     elif subject.target is not None and kinds:
         [own] = kinds
-        theirs = subject.target.embedding.dtype
+        table = subject.target.embedding
+        theirs = own if table is None else table.dtype
         if own != theirs:
             yield LintFinding(
                 code="dtype-differs",

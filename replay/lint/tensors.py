@@ -18,6 +18,8 @@ _AGAIN = "export the draft again from the run that trained it"
 _NOTHING_READS = "nothing is computed from it, by spectrace or by anybody who reads such folders"
 _HUGE = 1e4  # no weight that was trained is so large
 _ALIKE_NAMES = 0.5
+_LISTED = 12  # names that a sentence can hold
+_ROWS = 4096
 
 
 def problems(subject: Subject) -> Iterator[LintFinding]:
@@ -70,19 +72,27 @@ def names(subject: Subject) -> Iterator[LintFinding]:
             consequence=_without(subject, ours[name]),
             fix=f"rename {found} to {name} in the files of {subject.folder}",
         )
-    for name in missing:
-        if ours[name] == "d2t":
-            continue  # told with the vocabulary
-        yield LintFinding(
-            code="tensor-missing" if ours[name] != "head.weight" else "head-missing",
-            severity=Severity.ERROR,
-            title=f"{name} is not there",
-            evidence=(f"no file of {subject.folder} holds {name}",),
-            consequence=_without(subject, ours[name]),
-            fix=_AGAIN,
-        )
+    yield from _missing(subject, [name for name in missing if ours[name] != "d2t"], ours)  # d2t: with the vocabulary
     for name in unused:
         yield _unused(subject, name)
+
+
+def _missing(subject: Subject, missing: list[str], ours: Mapping[str, str]) -> Iterator[LintFinding]:
+    """One finding for each consequence."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for name in missing:
+        code = "head-missing" if ours[name] == "head.weight" else "tensor-missing"
+        together.setdefault((code, _without(subject, ours[name])), []).append(name)
+    for (code, consequence), names in together.items():
+        several = f"{names[0]} and {len(names) - 1} more are" if len(names) > 1 else f"{names[0]} is"
+        yield LintFinding(
+            code=code,
+            severity=Severity.ERROR,
+            title=f"{several} not there",
+            evidence=(f"no file of {subject.folder} holds {', '.join(names[:_LISTED])}",),
+            consequence=consequence,
+            fix=_AGAIN,
+        )
 
 
 def _unused(subject: Subject, name: str) -> LintFinding:
@@ -145,9 +155,8 @@ def contents(subject: Subject) -> Iterator[LintFinding]:
 
 
 def _untrained(name: str, tensor: Tensor) -> Iterator[LintFinding]:
-    wide = tensor.float()
-    if tensor.dim() > 1 and bool((wide == wide.flatten()[0]).all()):
-        value = float(wide.flatten()[0])
+    value = float(tensor.flatten()[0])
+    if tensor.dim() > 1 and all(bool((some.float() == value).all()) for some in tensor.split(_ROWS)):
         yield LintFinding(
             code="tensor-constant",
             severity=Severity.ERROR,
@@ -157,9 +166,11 @@ def _untrained(name: str, tensor: Tensor) -> Iterator[LintFinding]:
             fix=_AGAIN,
         )
         return
-    sizes = wide.abs()
-    tiny = int(((sizes > 0) & (sizes < torch.finfo(torch.float32).tiny)).sum())
-    huge = int((sizes > _HUGE).sum())
+    tiny = huge = 0
+    for some in tensor.split(_ROWS):
+        sizes = some.float().abs()
+        tiny += int(((sizes > 0) & (sizes < torch.finfo(torch.float32).tiny)).sum())
+        huge += int((sizes > _HUGE).sum())
     if huge or tiny > tensor.numel() // 2:
         told = f"{huge} of {tensor.numel()} values are above {_HUGE:g}, {tiny} are subnormal"
         yield LintFinding(

@@ -11,6 +11,7 @@ from spectrace.replay.rewriting import set_config
 
 __all__ = ["as_served", "meant"]
 
+_TRAINS = "it is trained on other layers from there on"
 _SILENT = "output text stays right, and fewer drafts are accepted: the draft is fed other layers than it was trained on"
 
 
@@ -30,7 +31,8 @@ def meant(subject: Subject) -> Iterator[LintFinding]:
         )
         return
     named = f"{wiring.key} {list(wiring.raw_ids)} means boundaries {list(wiring.boundaries)}"
-    if target and (beyond := [b for b in wiring.boundaries if not 0 <= b <= target.facts.layers]):
+    beyond = [b for b in wiring.boundaries if target and not 0 <= b <= target.facts.layers]
+    if target and beyond and not _may_be_boundaries(subject):
         yield LintFinding(
             code="wiring-range",
             severity=Severity.ERROR,
@@ -70,7 +72,7 @@ def _contradictions(subject: Subject, named: str) -> Iterator[LintFinding]:
         if one.key == wiring.key or not isinstance(ids, list):
             continue
         boundaries = [i + one.offset for i in ids if isinstance(i, int)]
-        if boundaries != list(wiring.boundaries):
+        if boundaries != list(wiring.boundaries) and not _right_for_the_engine(subject):
             yield LintFinding(
                 code="wiring-contradiction",
                 severity=Severity.WARNING,
@@ -83,15 +85,21 @@ def _contradictions(subject: Subject, named: str) -> Iterator[LintFinding]:
             )
 
 
+def _right_for_the_engine(subject: Subject) -> bool:
+    """Whether the engine captures what the draft means, whatever other keys say to others."""
+    wiring, running = subject.draft.wiring, subject.running
+    return wiring is not None and running is not None and running.boundaries == wiring.boundaries
+
+
 def _other_convention(subject: Subject, named: str) -> Iterator[LintFinding]:
-    """Ids that are the usual ones of the other convention."""
+    """Ids that are the usual ones of the other convention, or that are boundaries of the target in it alone."""
     wiring, target = subject.draft.wiring, subject.target
     if wiring is None or target is None:
         return
     usual = default_wiring(target.facts.layers)
     one = next(one for one in ID_KEYS if one.key == wiring.key)
     shifted = tuple(boundary - 1 for boundary in usual) if one.offset == 0 else tuple(b + 1 for b in usual)
-    if wiring.boundaries != shifted:
+    if wiring.boundaries != shifted and not _may_be_boundaries(subject):
         return
     other = "the layers that streams leave" if one.offset == 0 else "the layers that streams enter"
     yield LintFinding(
@@ -99,17 +107,27 @@ def _other_convention(subject: Subject, named: str) -> Iterator[LintFinding]:
         severity=Severity.WARNING,
         title=f"{wiring.key} looks as if its ids were {other}",
         evidence=(
-            f"{named}; trainers take boundaries {list(usual)} by default, which these ids are in the other convention",
+            f"{named}; trainers take {list(usual)} by default, and there are boundaries 0 to {target.facts.layers}",
         ),
-        consequence=_SILENT,
-        fix=f"if it was trained on boundaries {list(usual)}, set {wiring.key} to {[b - one.offset for b in usual]}",
+        consequence="drafts of both conventions are about, and nothing in the files says which this one is of",
+        fix=f"find out what it was trained on: if boundaries {list(wiring.raw_ids)}, write these into {ID_KEYS[0].key}",
     )
+
+
+def _may_be_boundaries(subject: Subject) -> bool:
+    """Whether ids that mean one more are likely boundaries themselves: the usual ones, or else beyond the target."""
+    wiring, target = subject.draft.wiring, subject.target
+    if wiring is None or target is None or wiring.boundaries == wiring.raw_ids:
+        return False
+    layers = target.facts.layers
+    beyond = max(wiring.boundaries) > layers >= max(wiring.raw_ids)
+    return beyond or wiring.raw_ids == default_wiring(layers)
 
 
 def as_served(subject: Subject) -> Iterator[LintFinding]:
     """What the engine makes of the ids."""
     profile, running, target = subject.profile, subject.running, subject.target
-    if profile is None or running is None or profile.trainer:
+    if profile is None or running is None or running.refusals:
         return
     wiring = subject.draft.wiring
     yield from _graphs(subject, profile)
@@ -121,18 +139,28 @@ def as_served(subject: Subject) -> Iterator[LintFinding]:
     made = running.boundaries
     if target is None or made is None or made == wiring.boundaries:
         return
+    likely = made == wiring.raw_ids and _may_be_boundaries(subject)
     yield LintFinding(
         code="wiring-misread",
-        severity=Severity.ERROR,
+        severity=Severity.WARNING if likely else Severity.ERROR,
         title=f"{profile.title} captures boundaries {list(made)} for a draft of {list(wiring.boundaries)}",
         evidence=(
             f"{wiring.key} {list(wiring.raw_ids)} means boundaries {list(wiring.boundaries)}; {profile.title} makes "
             f"{list(made)} of {running.key or 'its default'} on {target.facts.architecture}",
             *_fewer(subject),
         ),
-        consequence=_SILENT,
-        fix=_set_ids(subject, profile),
+        consequence="right, if the ids were meant as boundaries" if likely else _outcome(subject, profile),
+        fix="leave the ids as they are, if so" if likely else _set_ids(subject, profile),
     )
+
+
+def _outcome(subject: Subject, profile: Profile) -> str:
+    """What comes of other boundaries."""
+    assert subject.running and subject.running.boundaries is not None
+    count, spec = len(subject.running.boundaries), subject.draft.spec
+    if count == spec.slots or (count == 1 and spec.target_width == spec.width):
+        return _TRAINS if profile.trainer else _SILENT
+    return "it ends in an error at the first step: fc is not as wide as what arrives"
 
 
 def _graphs(subject: Subject, profile: Profile) -> Iterator[LintFinding]:
@@ -162,7 +190,8 @@ def _fewer(subject: Subject) -> Iterator[str]:
 def _unread(subject: Subject, profile: Profile) -> LintFinding:
     wiring, target = subject.draft.wiring, subject.target
     assert wiring
-    default = f"{list(default_wiring(target.facts.layers))}" if target else profile.default_wiring
+    made = subject.running.boundaries if subject.running else None
+    default = f"{list(made)}" if made else profile.default_wiring
     right = target is not None and subject.running is not None and subject.running.boundaries == wiring.boundaries
     return LintFinding(
         code="wiring-unread",
@@ -172,9 +201,13 @@ def _unread(subject: Subject, profile: Profile) -> LintFinding:
             f"{wiring.key} {list(wiring.raw_ids)} means boundaries {list(wiring.boundaries)}; {profile.title} reads "
             f"{' and '.join(one.key for one in profile.ids)}, and takes {default} where these are absent",
         ),
-        consequence="by chance its default is what the draft means" if right else _SILENT,
+        consequence="by chance its default is what the draft means" if right else _outcome_of_default(subject, profile),
         fix=_set_ids(subject, profile),
     )
+
+
+def _outcome_of_default(subject: Subject, profile: Profile) -> str:
+    return _outcome(subject, profile) if subject.running and subject.running.boundaries else _SILENT
 
 
 def _set_ids(subject: Subject, profile: Profile) -> str:
@@ -183,13 +216,15 @@ def _set_ids(subject: Subject, profile: Profile) -> str:
     assert wiring
     if target is None:
         return f"say which target it is for (--target DIR): what ids mean to {profile.title} depends on its class"
-    key = next((one for one in profile.ids if one.key == wiring.key), profile.ids[0])
-    ids = profile.ids_for(key, wiring.boundaries, target.facts.layers, target.facts.architecture)
-    if ids is None:
+    top, named = ID_KEYS[0], target.facts.architecture
+    key = next((one for one in profile.ids if one == top), profile.ids[0])
+    ids = profile.ids_for(key, wiring.boundaries, target.facts.layers, named)
+    capture = profile.capture(named)
+    if ids is None or capture is None or capture.refusal(wiring.boundaries, target.facts.layers):
         return (
-            f"no ids under {key.key} have {profile.title} capture {list(wiring.boundaries)} on "
-            f"{target.facts.architecture}: serve it with another engine or version"
+            f"no ids under {key.key} have {profile.title} capture {list(wiring.boundaries)} on {named}: "
+            f"serve it with another engine or version"
         )
-    return fixed_by(
-        set_config(subject.folder, {key.key: ids}, {}, why=f"{profile.title} takes it for {list(wiring.boundaries)}")
-    )
+    changes = {top.key: list(wiring.boundaries), key.key: ids}
+    why = f"{profile.title} takes {key.key} for {list(wiring.boundaries)} on {named}, other engines may not"
+    return fixed_by(set_config(subject.folder, changes, {}, why=why))

@@ -16,6 +16,7 @@ __all__ = ["PROFILES", "profile_named", "profile_of"]
 PROFILES: Mapping[str, Profile] = {
     "spectrace": SPECTRACE,
     "vllm": VLLM_V1,
+    "vllm V1": VLLM_V1,
     "vllm V2": VLLM_V2,
     "sglang": SGLANG_0_5_23,
     "sglang 0.5.12": SGLANG_0_5_12,
@@ -27,30 +28,27 @@ PROFILES: Mapping[str, Profile] = {
 
 
 def profile_named(name: str) -> Profile:
-    """The profile of an engine by its name and version, such as sglang==0.5.23; the newest one where none is given.
+    """The profile of an engine by name, and where these are given by version and runner: sglang==0.5.23, vllm V1.
 
-    Raises UserError for an engine or a version that there is no profile of.
+    Without them it is the newest version, and the runner that the engine takes where it may. Raises UserError for what
+    there is no profile of.
     """
-    engine, _, version = (part.strip() for part in name.partition("=="))
-    named = {title: one for title, one in PROFILES.items() if title == engine or title.startswith(f"{engine} ")}
-    if not named:
-        raise UserError(f"--engine {name}: no profile of it; expected one of {', '.join(_spelt())}")
-    if not version:
-        return named.get(engine) or next(iter(named.values()))
-    for one in named.values():
-        if one.version == version:
+    asked, _, runner = name.strip().partition(" ")
+    engine, _, version = asked.partition("==")
+    for one in _PREFERRED:
+        if one.engine == engine.lower() and version in ("", one.version) and runner.strip() in ("", one.runner):
             return one
-    raise UserError(f"--engine {name}: no profile of that version; expected one of {', '.join(_spelt())}")
+    raise UserError(f"--engine {name!r}: no profile of it; expected one of {', '.join(map(_spelt, _PREFERRED))}")
 
 
-def _spelt() -> list[str]:
-    """How each is asked for."""
-    runners = [title for title, one in PROFILES.items() if title not in (one.engine, one.title)]
-    return [*(f"{one.engine}=={one.version}" if one.version else one.engine for one in _of_engines()), *runners]
+_PREFERRED = (
+    SGLANG_0_5_23, SGLANG_0_5_12, SGLANG_0_5_9, VLLM_V2, VLLM_V1, SPECFORGE, SPECULATORS, SPECTRACE,
+)  # fmt: skip
 
 
-def _of_engines() -> list[Profile]:
-    return [one for title, one in PROFILES.items() if title in (one.engine, one.title)]
+def _spelt(one: Profile) -> str:
+    """How it is asked for."""
+    return f"{one.engine}=={one.version} {one.runner}".removesuffix(" ") if one.version else one.engine
 
 
 def profile_of(manifest: Mapping[str, Any]) -> Profile:

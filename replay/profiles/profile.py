@@ -134,7 +134,9 @@ class Profile:
     first layer's tensors. `code` maps a stage of the path to where the engine has it, `missing` a draft's tensors, by
     the part they belong to, to what stands in for one that is not there; "" is for all others. `replaces` says of which
     tensors it has the target's, whatever the folder holds, and `drops` whether it passes over tensors that it does not
-    know, as against refusing them. `context` is what comes of a draft whose context ends before its target's. `serve`
+    know, as against refusing them. `captures_nothing` says of which drafts it feeds them no boundary at all,
+    `unread_names` are names of tensors that others read, and `latent_classes` its classes of drafts with latent
+    attention. `context` is what comes of a draft whose context ends before its target's, which it may refuse. `serve`
     is the command that serves, with TARGET, DRAFT and DEPTH in it; `wiring_flag` overrides ids. A `trainer` does not
     serve, but starts from a draft's folder.
     """
@@ -144,6 +146,7 @@ class Profile:
     switches: Mapping[str, Switch]
     code: Mapping[str, str]
     version: str = ""
+    runner: str = ""
     default_wiring: str = DEFAULT_WIRING
     targets: Mapping[str, Capture] = field(default_factory=lambda: {"": Capture()})
     sorts: bool = False
@@ -153,8 +156,12 @@ class Profile:
     first_layers: tuple[str, ...] = ("midlayer", "layers.0")
     missing: Mapping[str, StandIn] = field(default_factory=dict)
     replaces: Callable[[Given], Mapping[str, StandIn]] = lambda _given: {}
+    captures_nothing: Callable[[Given], bool] = lambda _given: False
+    unread_names: frozenset[str] = frozenset()
+    latent_classes: frozenset[str] = frozenset()
     drops: bool = True
     context: str = "beyond it engines draft nothing, or noise, or refuse to start"
+    refuses_shorter: bool = False
     wiring_flag: str = ""
     serve: str = ""
     known: bool = True
@@ -162,12 +169,12 @@ class Profile:
 
     @property
     def title(self) -> str:
-        """The engine and its version."""
-        return f"{self.engine} {self.version}".strip()
+        """The engine, its version and its runner."""
+        return " ".join(filter(None, (self.engine, self.version, self.runner)))
 
     def id_key(self, config: Mapping[str, Any]) -> IdKey | None:
         """The key of layer ids that it takes."""
-        return next((one for one in self.ids if value_at(config, one.key)), None)
+        return next((one for one in self.ids if _ids_at(config, one.key)), None)
 
     def capture(self, architecture: str) -> Capture | None:
         """How it captures of a class of targets; None where it does not."""
@@ -191,7 +198,7 @@ class Profile:
         key, capture = self.id_key(config), self.capture(architecture) or self._usual()
         if key is None:
             return capture.default(layers)
-        ids = [int(i) for i in value_at(config, key.key)]
+        ids = _ids_at(config, key.key)
         return tuple(capture.convention(ids, layers) if capture.convention else (i + key.offset for i in ids))
 
     def ids_for(self, key: IdKey, boundaries: Sequence[int], layers: int, architecture: str) -> list[int] | None:
@@ -203,6 +210,12 @@ class Profile:
             if self.resolve(config, layers, architecture) == tuple(boundaries):
                 return ids
         return None
+
+
+def _ids_at(config: Mapping[str, Any], key: str) -> list[int]:
+    """The layer ids under a key; none where it holds something else."""
+    held = value_at(config, key)
+    return held if isinstance(held, list) and all(type(one) is int for one in held) else []
 
 
 def _place(config: dict[str, Any], key: str, value: object) -> None:

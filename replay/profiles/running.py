@@ -11,7 +11,7 @@ from spectrace.engine.checkpoint import read_draft, read_embedding, read_head, r
 from spectrace.engine.draft import DraftModel
 from spectrace.engine.fields import Fields, read_config
 from spectrace.engine.layouts.names import stored_names
-from spectrace.engine.spec import DraftSpec
+from spectrace.engine.spec import DraftSpec, MlaSpec
 from spectrace.replay.missing import stand_in_of
 from spectrace.replay.profiles.profile import Departure, Given, Profile, Refusal, StandIn, TargetFacts
 
@@ -23,8 +23,9 @@ class Running:
     """A draft as an engine runs it.
 
     `boundaries` feed its slots, None where no target is known, and `key` is where they come from, "" by default.
-    `taken` are the tensors, by a `DraftModel`'s names, that are not the folder's own, `dropped` the files' tensors that
-    it passes over. `departures` are what it does otherwise than the files mean, `refusals` why it does not serve it.
+    `taken` are the tensors, by a `DraftModel`'s names, that are not the folder's own, `unread` those of its files that
+    it has a place for under another name, `dropped` all that it passes over. `departures` are what it does otherwise
+    than the files mean, `refusals` why it does not serve it.
     """
 
     profile: Profile
@@ -33,6 +34,7 @@ class Running:
     key: str
     names: Mapping[str, str]
     taken: Mapping[str, StandIn]
+    unread: tuple[str, ...]
     dropped: tuple[str, ...]
     departures: tuple[Departure, ...]
     refusals: tuple[Refusal, ...]
@@ -82,17 +84,25 @@ def run_by(profile: Profile, given: Given) -> Running:
         for name, theirs in expected.items()
         if name in replaced or theirs not in given.held
     }
-    target, key = given.target, profile.id_key(given.config)
-    unread = [name for name, theirs in expected.items() if _first_layer(theirs) not in ("", *profile.first_layers)]
+    key = profile.id_key(given.config)
+    unread = [
+        name
+        for name, theirs in expected.items()
+        if theirs in given.held
+        and (_first_layer(theirs) not in ("", *profile.first_layers) or theirs in profile.unread_names)
+    ]
     stand_ins |= {name: stand_in_of(profile, name) for name in unread}
+    if _other_attention(profile, spec, given):
+        stand_ins |= {name: stand_in_of(profile, name) for name in expected if name.startswith("attention.")}
     return Running(
         profile=profile,
         spec=spec,
-        boundaries=profile.resolve(given.config, target.layers, target.architecture) if target else None,
+        boundaries=_boundaries(profile, given),
         key=key.key if key else "",
         names=names,
         taken={name: stand_in for name, stand_in in stand_ins.items() if stand_in is not None},
-        dropped=tuple(sorted(given.held - {*expected.values(), "t2d"})),
+        unread=tuple(expected[name] for name in unread),
+        dropped=tuple(sorted((given.held - {*expected.values(), "t2d"}) | {expected[name] for name in unread})),
         departures=tuple(departures),
         refusals=(*(one for one in profile.refusals if one.met(given)), *_uncaptured(profile, given)),
     )
@@ -103,9 +113,25 @@ def _first_layer(name: str) -> str:
     return next((first for first in ("midlayer", "layers.0") if name.startswith(f"{first}.")), "")
 
 
+def _boundaries(profile: Profile, given: Given) -> tuple[int, ...] | None:
+    if given.target is None:
+        return None
+    if profile.captures_nothing(given):
+        return ()
+    return profile.resolve(given.config, given.target.layers, given.target.architecture)
+
+
+def _other_attention(profile: Profile, spec: DraftSpec, given: Given) -> bool:
+    """Whether the class that is named has another kind of attention than the tensors."""
+    named = given.says("architectures")
+    held = set(named) if isinstance(named, list) else {named}
+    known = bool(profile.latent_classes) and given.draft.layout != "speculators" and held != {None}
+    return known and bool(held & profile.latent_classes) != isinstance(spec.attention, MlaSpec)
+
+
 def _uncaptured(profile: Profile, given: Given) -> Iterator[Refusal]:
     """Why boundaries cannot be had of this target."""
-    if given.target is None or profile.trainer:
+    if given.target is None or profile.trainer or profile.captures_nothing(given):
         return
     named = given.target.architecture
     capture = profile.capture(named)

@@ -71,6 +71,10 @@ def _biased(_: DraftSpec, given: Given) -> bool:
     return given.says("attention_bias") is True or given.says("bias") is True
 
 
+def _null_config(_: DraftSpec, given: Given) -> bool:
+    return "eagle_config" in given.config and given.config["eagle_config"] is None
+
+
 def _several_layers(spec: DraftSpec, _: Given) -> bool:
     return spec.layers > 1
 
@@ -78,7 +82,8 @@ def _several_layers(spec: DraftSpec, _: Given) -> bool:
 def _of_other_class(*known: str) -> Callable[[DraftSpec, Given], bool]:
     def met(_: DraftSpec, given: Given) -> bool:
         named = given.says("architectures")
-        return not (isinstance(named, list) and named and named[0] in known)
+        held = named if isinstance(named, list) else [named]
+        return not any(one in known for one in held)
 
     return met
 
@@ -101,7 +106,14 @@ def _no_norm(*kinds: FuseNorm) -> Callable[[DraftSpec, Given], DraftSpec]:
     return takes
 
 
+def _no_states(_: DraftSpec, given: Given) -> bool:
+    """A false or null `use_aux_hidden_state`: nothing is captured, and fc is passed by."""
+    nested = given.says("eagle_config")
+    return isinstance(nested, dict) and "use_aux_hidden_state" in nested and not nested["use_aux_hidden_state"]
+
+
 _ALWAYS = (
+    where(_no_states, always("fc", "without use_aux_hidden_state nothing is captured, past fc", projects=False)),
     always("residual", "norm_before_residual is not read", residual=Stream.PRE_NORM),
     always("head input", "the head always reads behind the output norm", head_reads=Stream.POST_NORM),
     attention("attention bias", "biases of q, k and v are dropped", qkv_bias=False),
@@ -137,6 +149,7 @@ _VOCABULARY = refuses(
     _silent_vocabulary,
     says="draft_vocab_size",
 )
+_NULL = refuses("eagle_config null ends in an error at its start", _null_config, says="AttributeError")
 _SLOTS = refuses("fc is built for another number of slots than the draft has", _slots_built, says="size")
 
 
@@ -163,6 +176,10 @@ SGLANG_0_5_23 = Profile(
     ),
     missing={"d2t": StandIn.IDENTITY, "embedding": StandIn.EMBEDDING, "norm": StandIn.ONES, "": StandIn.MEMORY},
     replaces=_replaces,
+    captures_nothing=lambda given: _no_states(given.draft.spec, given),
+    unread_names=frozenset({"input_embeds_norm.weight", "hidden_norm.weight"}),
+    latent_classes=frozenset({_MLA}),
+    refuses_shorter=True,
     context=(
         "sglang refuses to start, unless the server is given a --context-length that the draft has, or "
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1, and then it drafts noise beyond"
@@ -173,6 +190,7 @@ SGLANG_0_5_12 = replace(
     SGLANG_0_5_23,
     version="0.5.12",
     targets=OF_0_5_12,
+    refusals=(*SGLANG_0_5_23.refusals, _NULL),
     departures=(*_ALWAYS, _WHOLE_NORM, where(latent, _EACH_NORM), where(latent, _FEEDBACK)),
 )
 
@@ -193,6 +211,7 @@ SGLANG_0_5_9 = replace(
         _NO_HEAD_NORMS,
         _ONE_LAYER,
         _VOCABULARY,
+        _NULL,
         refuses("fc is built for three slots", lambda spec, _: spec.slots != 3, says="size"),
         _no_class(_LLAMA),
     ),

@@ -140,6 +140,7 @@ _TARGETS = {"": Capture(), **dict.fromkeys(_DEEPSEEKS, _DEEPSEEK)}
 VLLM_V1 = Profile(
     engine="vllm",
     version="0.32.0",
+    runner="V1",
     ids=(IdKey(_TOP, 0), IdKey(_NESTED, 0)),
     switches=_SWITCHES,
     code=_CODE,
@@ -155,6 +156,17 @@ VLLM_V1 = Profile(
         "": StandIn.MEMORY,
     },
     drops=False,
+    captures_nothing=lambda given: _no_states(given.draft.spec, given),
+    unread_names=frozenset(
+        {
+            "input_embeds_norm.weight",
+            "hidden_norm.weight",
+            "aux_norm_low.weight",
+            "aux_norm_mid.weight",
+            "aux_norm_high.weight",
+        }
+    ),
+    latent_classes=frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"}),
     context="vllm raises it to the target's, and drafts noise beyond",
     serve=f"spectrace record --out NEW_TRACE -- vllm serve TARGET --speculative-config '{_SPECULATIVE}'",
 )
@@ -162,6 +174,8 @@ VLLM_V1 = Profile(
 
 VLLM_V2 = replace(
     VLLM_V1,
+    runner="V2",
+    captures_nothing=lambda _: False,
     ids=(IdKey(_TOP, 0), IdKey("target_layer_ids", 1), IdKey("dflash_config.layer_ids", 0), IdKey(_LAYER_IDS, 0)),
     departures=tuple(one for one in _DEPARTURES if one.link != "fc"),
     refusals=(*_REFUSALS, refuses("use_aux_hidden_state false ends in an error", _no_states, says="Assertion")),

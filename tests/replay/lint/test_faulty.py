@@ -130,35 +130,35 @@ def dump(**files: bytes) -> Break:
 
 
 VLLM: dict[str, tuple[str, Break, str]] = {
-    "d2t missing": ("d2t-missing", lose("d2t"), "vllm"),
-    "head missing": ("head-missing", lose("lm_head.weight"), "vllm"),
+    "d2t missing": ("d2t-missing", lose("d2t"), "vllm V1"),
+    "head missing": ("head-missing", lose("lm_head.weight"), "vllm V1"),
     "random embedding": (
-        "embedding-unrelated", change("embed_tokens.weight", lambda one: torch.randn(one.shape).bfloat16()), "vllm",
+        "embedding-unrelated", change("embed_tokens.weight", lambda one: torch.randn(one.shape).bfloat16()), "vllm V1",
     ),
-    "q_proj missing": ("tensor-missing", lose("midlayer.self_attn.q_proj.weight"), "vllm"),
-    "fc missing": ("tensor-missing", lose("fc.weight"), "vllm"),
-    "output norm missing": ("tensor-missing", lose("norm.weight"), "vllm"),
-    "hidden_norm missing": ("tensor-missing", norms("hidden_norm"), "vllm"),
-    "norm_before_residual flipped": ("switch-untrained", say(norm_before_residual=True), "vllm"),
-    "theta": ("rope-differs", say(rope_theta=500000.0, rope_scaling=None), "vllm"),
-    "ids absent": ("wiring-absent", say(**{IDS: None}), "vllm"),
-    "ids unsorted": ("wiring-misread", say(**{IDS: [5, 0, 3]}), "vllm"),
+    "q_proj missing": ("tensor-missing", lose("midlayer.self_attn.q_proj.weight"), "vllm V1"),
+    "fc missing": ("tensor-missing", lose("fc.weight"), "vllm V1"),
+    "output norm missing": ("tensor-missing", lose("norm.weight"), "vllm V1"),
+    "hidden_norm missing": ("tensor-missing", norms("hidden_norm"), "vllm V1"),
+    "norm_before_residual flipped": ("switch-untrained", say(norm_before_residual=True), "vllm V1"),
+    "theta": ("rope-differs", say(rope_theta=500000.0, rope_scaling=None), "vllm V1"),
+    "ids absent": ("wiring-absent", say(**{IDS: None}), "vllm V1"),
+    "ids unsorted": ("wiring-misread", say(**{IDS: [5, 0, 3]}), "vllm V1"),
     "ids in eagle_config, V1": (
-        "wiring-misread", say(**{IDS: None, NESTED.replace(".", "__"): [-1, 2, 4]}), "vllm",
+        "wiring-misread", say(**{IDS: None, NESTED.replace(".", "__"): [-1, 2, 4]}), "vllm V1",
     ),
     "ids in eagle_config, V2": (
         "wiring-unread", say(**{IDS: None, NESTED.replace(".", "__"): [-1, 2, 4]}), "vllm V2",
     ),
-    "id out of range": ("wiring-range", say(**{IDS: [0, 3, 9]}), "vllm"),
-    "duplicate id": ("wiring-twice", say(**{IDS: [0, 3, 3]}), "vllm"),
-    "two ids": ("wiring-fit", say(**{IDS: [0, 3]}), "vllm"),
-    "d2t absolute": ("d2t-absolute", change("d2t", tokens_of), "vllm"),
-    "fc renamed": ("tensor-misnamed", lambda pair: pair.rename("fc.", "fuse."), "vllm"),
-    "layer renamed": ("tensor-misnamed", lambda pair: pair.rename("midlayer.", "decoder."), "vllm"),
+    "id out of range": ("wiring-range", say(**{IDS: [0, 3, 9]}), "vllm V1"),
+    "duplicate id": ("wiring-twice", say(**{IDS: [0, 3, 3]}), "vllm V1"),
+    "two ids": ("wiring-fit", say(**{IDS: [0, 3]}), "vllm V1"),
+    "d2t absolute": ("d2t-absolute", change("d2t", tokens_of), "vllm V1"),
+    "fc renamed": ("tensor-misnamed", lambda pair: pair.rename("fc.", "fuse."), "vllm V1"),
+    "layer renamed": ("tensor-misnamed", lambda pair: pair.rename("midlayer.", "decoder."), "vllm V1"),
     "model. in front": (
-        "tensor-misnamed", lambda pair: [pair.rename(name, f"model.{name}") for name in [*pair.tensors]], "vllm",
+        "tensor-misnamed", lambda pair: [pair.rename(name, f"model.{name}") for name in [*pair.tensors]], "vllm V1",
     ),
-    "a tensor too many": ("tensor-unused", add(extra__weight=torch.randn(8, 8)), "vllm"),
+    "a tensor too many": ("tensor-unused", add(extra__weight=torch.randn(8, 8)), "vllm V1"),
 }  # fmt: skip
 OURS: dict[str, tuple[str, Break, str]] = {
     "d2t zero": ("d2t-zero", with_t2d(change("d2t", torch.zeros_like)), ""),
@@ -204,7 +204,7 @@ OURS: dict[str, tuple[str, Break, str]] = {
         "wiring-contradiction", say(**{NESTED.replace(".", "__"): [0, 1, 2]}), "",
     ),
     "the first case on SGLang 0.5.9": ("wiring-graphs", of_kimi(2, 30, 58), "sglang==0.5.9"),
-    "the first case on SGLang 0.5.23": ("wiring-misread", of_kimi(2, 30, 58), "sglang==0.5.23"),
+    "the first case on SGLang 0.5.23": ("wiring-convention", of_kimi(2, 30, 58), "sglang==0.5.23"),
     "its second ids on SGLang 0.5.12": ("engine-refuses", of_kimi(-1, 2, 30), "sglang==0.5.12"),
     "its second ids on SGLang 0.5.23": ("wiring-misread", of_kimi(-1, 2, 30), "sglang==0.5.23"),
     "ids at the top on SGLang": ("wiring-unread", all_of(lose("embed_tokens.weight")), "sglang==0.5.23"),
@@ -228,7 +228,7 @@ def like_its_target(pair: Any) -> Any:
     return pair
 
 
-@pytest.mark.parametrize("engine", ["", "vllm", "vllm V2", "spectrace"])
+@pytest.mark.parametrize("engine", ["", "vllm V1", "vllm V2", "spectrace"])
 def test_nothing_is_said_of_the_draft_that_they_are_made_of(engine: str, toy: Any, tmp_path: Path) -> None:
     draft, target = like_its_target(toy("gqa")).save(tmp_path)
     linted = lint_draft(draft, target_folder=target, profile=profile_named(engine) if engine else None)

@@ -159,8 +159,8 @@ KINDS: dict[str, tuple[Break, Break, str]] = {
         both(target(num_hidden_layers=32), put(IDS, [2, 16, 29])), "",
     ),
     "wiring-unread": (both(for_sglang(), put(NESTED, None), put(IDS, [0, 3, 5])), for_sglang(), SGLANG),
-    "wiring-misread": (both(put(IDS, None), put(NESTED, [-1, 2, 4])), nothing, "vllm"),
-    "wiring-graphs": (for_sglang(), for_sglang(put(NESTED, [1, 3, 4])), "sglang==0.5.9"),
+    "wiring-misread": (both(put(IDS, None), put(NESTED, [-1, 2, 4])), nothing, "vllm V1"),
+    "wiring-graphs": (for_sglang(put(NESTED, [0, 2, 4])), for_sglang(put(NESTED, [1, 3, 4])), "sglang==0.5.9"),
     "engine-refuses": (
         both(put("architectures", ["Eagle3Qwen3ForCausalLM"]), *(
             add(f"midlayer.self_attn.{one}_norm.weight", torch.ones(24)) for one in "qk")),
@@ -180,6 +180,7 @@ KINDS: dict[str, tuple[Break, Break, str]] = {
     "engine-drops": (for_sglang(second_layer("input_layernorm")), for_sglang(second_layer("hidden_norm")), SGLANG),
     "switch-untrained": (put("norm_before_residual", True), put("norm_before_residual", False), ""),
     "norm-twice": (of_modelopt(torch.linspace(0.5, 1.5, 80)), of_modelopt(torch.full((80,), 0.7)), ""),
+    "target-unread": (lambda pair: pair.target_tensors.clear(), nothing, ""),
     "target-differs": (target(hidden_size=96), nothing, ""),
     "tokenizer-differs": (
         both(write("draft/tokenizer.json", b"{}"), write("target/tokenizer.json", b"{ }")),
