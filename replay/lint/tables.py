@@ -103,6 +103,6 @@ def _likeness(rows_KH: Tensor, head_VH: Tensor, tokens_K: Tensor) -> tuple[Tenso
     """The cosine of each row with the row of the target that it resembles most, and with its own token's [K]."""
     rows = torch.nn.functional.normalize(rows_KH.float(), dim=-1)
     best = torch.full((len(rows),), -1.0)
-    for some_VH in head_VH.split(_CHUNK):
+    for some_VH in torch.split(head_VH, _CHUNK):
         best = best.maximum((rows @ torch.nn.functional.normalize(some_VH.float(), dim=-1).T).amax(-1))
     return best, (rows * torch.nn.functional.normalize(head_VH[tokens_K].float(), dim=-1)).sum(-1)

@@ -151,7 +151,7 @@ def same_values(one: Tensor, other: Tensor) -> bool:
         return False
     if one.dtype == other.dtype:
         return torch.equal(one, other)
-    pairs = zip(one.split(_ROWS), other.split(_ROWS), strict=True)
+    pairs = zip(torch.split(one, _ROWS), torch.split(other, _ROWS), strict=True)
     return all(torch.equal(mine.float(), theirs.float()) for mine, theirs in pairs)
 
 

@@ -75,6 +75,22 @@ def names(subject: Subject) -> Iterator[LintFinding]:
     yield from _missing(subject, [name for name in missing if ours[name] != "d2t"], ours)  # d2t: with the vocabulary
     for name in unused:
         yield _unused(subject, name)
+    yield from _no_table(subject)
+
+
+def _no_table(subject: Subject) -> Iterator[LintFinding]:
+    """No embedding of its own, where the target's is of another width."""
+    spec = subject.draft.spec
+    if not spec.own_embedding and spec.target_width != spec.width:
+        name = subject.draft.names["embedding.weight"]
+        yield LintFinding(
+            code="tensor-missing",
+            severity=Severity.ERROR,
+            title=f"{name} is not there, and the target's is of another width",
+            evidence=(f"hidden_size is {spec.width}, and target_hidden_size {spec.target_width}",),
+            consequence="engines compute with what the memory held, or fail",
+            fix=_AGAIN,
+        )
 
 
 def _missing(subject: Subject, missing: list[str], ours: Mapping[str, str]) -> Iterator[LintFinding]:
@@ -140,6 +156,8 @@ def contents(subject: Subject) -> Iterator[LintFinding]:
         if name == "d2t":
             continue
         yield from _untrained(names[name], tensor)
+        if name == "fc.weight":
+            yield from _idle_slots(names[name], tensor, subject.draft.spec.slots)
         if tensor.dim() < 2 or not bool(tensor.any()):
             continue
         other = seen.setdefault(tensor_fingerprint(tensor), names[name])
@@ -154,9 +172,26 @@ def contents(subject: Subject) -> Iterator[LintFinding]:
             )
 
 
+def _idle_slots(name: str, fc_HX: Tensor, slots: int) -> Iterator[LintFinding]:
+    """Slots that fc multiplies by nothing."""
+    idle = [slot for slot, block in enumerate(fc_HX.chunk(slots, -1)) if not bool(block.any())]
+    if idle and len(idle) < slots:
+        yield LintFinding(
+            code="tensor-constant",
+            severity=Severity.ERROR,
+            title=f"{name} is 0 throughout for slot {idle[0]}",
+            evidence=(f"of {slots} slots, {len(idle)} are multiplied by zeros alone",),
+            consequence="the draft does not use these features: a part was never loaded, or never trained",
+            fix=_AGAIN,
+        )
+
+
 def _untrained(name: str, tensor: Tensor) -> Iterator[LintFinding]:
     value = float(tensor.flatten()[0])
-    if tensor.dim() > 1 and all(bool((some.float() == value).all()) for some in tensor.split(_ROWS)):
+    nothing = value == 0 and not name.endswith(".bias")
+    if (tensor.dim() > 1 or nothing) and all(
+        bool((some.float() == value).all()) for some in torch.split(tensor, _ROWS)
+    ):
         yield LintFinding(
             code="tensor-constant",
             severity=Severity.ERROR,
@@ -167,7 +202,7 @@ def _untrained(name: str, tensor: Tensor) -> Iterator[LintFinding]:
         )
         return
     tiny = huge = 0
-    for some in tensor.split(_ROWS):
+    for some in torch.split(tensor, _ROWS):
         sizes = some.float().abs()
         tiny += int(((sizes > 0) & (sizes < torch.finfo(torch.float32).tiny)).sum())
         huge += int((sizes > _HUGE).sum())

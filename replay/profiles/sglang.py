@@ -53,6 +53,20 @@ def _usual_cosines(spec: DraftSpec, given: Given) -> DraftSpec:
     return replace(spec, rope=replace(spec.rope, cos_scale=0.1 * math.log(spec.rope.factor) + 1))
 
 
+def _share_at_the_top(spec: DraftSpec, given: Given) -> DraftSpec:
+    if given.says("partial_rotary_factor") is not None:
+        return spec
+    return replace(spec, rope=replace(spec.rope, share=1.0))
+
+
+def _no_mscale(spec: DraftSpec, given: Given) -> DraftSpec:
+    """YaRN's cosines as its paper has them, whatever `mscale` says."""
+    stretched = spec.rope.kind is RopeKind.YARN and not latent(spec)
+    if not stretched or _said_of_rope(given).get("mscale") is None:
+        return spec
+    return replace(spec, rope=replace(spec.rope, cos_scale=0.1 * math.log(spec.rope.factor) + 1))
+
+
 def _fields_of_old(spec: DraftSpec, given: Given) -> DraftSpec:
     """RoPE by `rope_theta` and `rope_scaling` at the top alone, which transformers 5 writes no more."""
     theta, scaling = given.says("rope_theta"), given.says("rope_scaling")
@@ -129,6 +143,7 @@ _ALWAYS = (
         lambda spec, _: replace(spec, windows=(None,) * spec.layers, window_from_text=False),
     ),
     Departure("rope scaling", "attention_factor is not read", _usual_cosines),
+    Departure("rotated part", "partial_rotary_factor is read at the top of the config alone", _share_at_the_top),
     Departure("attention", "an absent q_lora_rank counts as 1536", _queries_through_a_latent),
     always("logit scale", "logit_scale is not read", logit_scale=1.0),
     where(
@@ -137,6 +152,7 @@ _ALWAYS = (
     always("embedding scale", "embedding_scale is not read", embedding_scale=1.0),
     always("norm gains", "unit_offset_norms is not read", unit_offset_norms=False),
 )  # fmt: skip
+_MSCALE = Departure("rope scaling", "mscale and mscale_all_dim are not read", _no_mscale)
 _WHOLE_NORM = Departure("norm before fc", "norm_before_fc is not read", _no_norm(FuseNorm.WHOLE))
 _EACH_NORM = Departure("norm before fc", "fc_norm is not read", _no_norm(FuseNorm.PER_SLOT))
 _FEEDBACK = always("feedback", "norm_output is not read", feedback=Stream.PRE_NORM)
@@ -191,7 +207,7 @@ SGLANG_0_5_12 = replace(
     version="0.5.12",
     targets=OF_0_5_12,
     refusals=(*SGLANG_0_5_23.refusals, _NULL),
-    departures=(*_ALWAYS, _WHOLE_NORM, where(latent, _EACH_NORM), where(latent, _FEEDBACK)),
+    departures=(*_ALWAYS, _MSCALE, _WHOLE_NORM, where(latent, _EACH_NORM), where(latent, _FEEDBACK)),
 )
 
 SGLANG_0_5_9 = replace(
@@ -201,6 +217,7 @@ SGLANG_0_5_9 = replace(
     graphs_by_default=True,
     departures=(
         *_ALWAYS,
+        _MSCALE,
         _WHOLE_NORM,
         _EACH_NORM,
         _FEEDBACK,
