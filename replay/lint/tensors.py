@@ -155,7 +155,8 @@ def contents(subject: Subject) -> Iterator[LintFinding]:
     for name, tensor in subject.draft.tensors.items():
         if name == "d2t":
             continue
-        yield from _untrained(names[name], tensor)
+        gains = names[name].endswith("norm.weight") and not subject.draft.spec.unit_offset_norms
+        yield from _untrained(names[name], tensor, gains=gains)
         if name == "fc.weight":
             yield from _idle_slots(names[name], tensor, subject.draft.spec.slots)
         if tensor.dim() < 2 or not bool(tensor.any()):
@@ -186,7 +187,8 @@ def _idle_slots(name: str, fc_HX: Tensor, slots: int) -> Iterator[LintFinding]:
         )
 
 
-def _untrained(name: str, tensor: Tensor) -> Iterator[LintFinding]:
+def _untrained(name: str, tensor: Tensor, *, gains: bool) -> Iterator[LintFinding]:
+    """`gains`: a norm multiplies by it, so that zeros leave nothing."""
     value = float(tensor.flatten()[0])
     nothing = value == 0 and not name.endswith(".bias")
     if (tensor.dim() > 1 or nothing) and all(
