@@ -190,10 +190,8 @@ def _idle_slots(name: str, fc_HX: Tensor, slots: int) -> Iterator[LintFinding]:
 def _untrained(name: str, tensor: Tensor, *, gains: bool) -> Iterator[LintFinding]:
     """`gains`: a norm multiplies by it, so that zeros leave nothing."""
     value = float(tensor.flatten()[0])
-    nothing = value == 0 and not name.endswith(".bias")
-    if (tensor.dim() > 1 or nothing) and all(
-        bool((some.float() == value).all()) for some in torch.split(tensor, _ROWS)
-    ):
+    asked = tensor.dim() > 1 or (gains and value == 0)
+    if asked and all(bool((some.float() == value).all()) for some in torch.split(tensor, _ROWS)):
         yield LintFinding(
             code="tensor-constant",
             severity=Severity.ERROR,
