@@ -92,7 +92,7 @@ def write_answer(folder: Path, outputs: dict[str, Tensor], notes: Sequence[str])
 def write_loaded(
     folder: Path, *, boundaries: Sequence[int], embedding_shared: bool, head_shared: bool, tokens: Tensor | None
 ) -> None:
-    """What an engine ended up with: what it captures, what is the target's own, and what ids stand for, if mapped."""
+    """What an engine ended up with: the boundaries that it visits, what is the target's own, and what ids stand for."""
     told = {
         "boundaries": sorted(set(boundaries)),
         "embedding_shared": embedding_shared,

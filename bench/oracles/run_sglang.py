@@ -167,7 +167,7 @@ def pair(case: Path, arguments: ServerArgs) -> tuple[nn.Module, ModelConfig, Ten
     )
     write_loaded(
         case,
-        boundaries=target.model.layers_to_capture,
+        boundaries=[b for b in target.model.layers_to_capture if 0 <= b < len(target.model.layers)],
         embedding_shared=draft.model.embed_tokens.weight.data_ptr() == target.model.embed_tokens.weight.data_ptr(),
         head_shared=draft.lm_head.weight.data_ptr() == target.lm_head.weight.data_ptr(),
         tokens=worker.hot_token_id,

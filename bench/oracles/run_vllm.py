@@ -279,7 +279,7 @@ def tell_loaded(case: Case, runner: CPUModelRunner) -> None:
     offsets = getattr(draft, "draft_id_to_target_id", None)
     write_loaded(
         case.folder,
-        boundaries=target.model.aux_hidden_state_layers,
+        boundaries=[b for b in target.model.aux_hidden_state_layers if 0 <= b <= len(target.model.layers)],
         embedding_shared=draft.model.embed_tokens is target.model.embed_tokens,
         head_shared=draft.lm_head is target.lm_head,
         tokens=None if offsets is None else offsets + torch.arange(len(offsets)),
