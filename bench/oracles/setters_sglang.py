@@ -242,7 +242,7 @@ def main() -> None:
     for path in asked.sources:
         source = Source(path)
         reads = {title: source.read(config) for title, config in configs.items()}
-        told[path.name if path.suffix == ".whl" else str(path)] = {
+        told[str(path)] = {
             "setter called, with ids": source.calls,
             "ids read": {title: ids for title, (_, ids) in reads.items()},
             "targets": {
