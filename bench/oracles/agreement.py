@@ -36,6 +36,7 @@ __all__ = [
     "Compared",
     "Oracle",
     "compare",
+    "foretold",
     "refusal",
     "run_oracle",
 ]
@@ -187,8 +188,7 @@ class Judged:
 def judge(oracle: Oracle, folder: Path, case: Case) -> Judged:
     """Hold our draft, as the profile says that it is run, against what an implementation computed or said of it."""
     place, said = folder / _slug(case.name), refusal(folder, case)
-    facts = given(place / "draft", facts_of(place / "target"))
-    running = run_by(oracle.profile, facts)
+    facts, running = foretold(oracle, folder, case)
     words = "; ".join(dict.fromkeys(one.why for one in (*running.refusals, *running.departures)))
     if said:
         expected = [one for one in running.refusals if one.says in said]
@@ -213,6 +213,13 @@ def judge(oracle: Oracle, folder: Path, case: Case) -> Judged:
     return Judged(
         "otherwise", ran.agrees and told.worst > _CLEARLY, ran.worst, "; ".join(filter(None, (words, *named)))
     )
+
+
+def foretold(oracle: Oracle, folder: Path, case: Case) -> tuple[Given, Running]:
+    """What an implementation is given of a draft, and what its profile says that it runs."""
+    place = folder / _slug(case.name)
+    facts = given(place / "draft", facts_of(place / "target"))
+    return facts, run_by(oracle.profile, facts)
 
 
 def otherwise_loaded(place: Path, running: Running, facts: Given) -> str:
