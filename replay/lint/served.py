@@ -33,10 +33,8 @@ def departures(subject: Subject) -> Iterator[LintFinding]:
     running = subject.running
     if running is None or running.refusals:
         return
-    spec = subject.draft.spec
     for one in running.departures:
         yield _departure(subject, one)
-        spec = one.takes(spec, subject.given) if subject.given else spec
 
 
 def _departure(subject: Subject, one: Departure) -> LintFinding:

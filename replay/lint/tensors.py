@@ -10,6 +10,7 @@ from spectrace.engine.stored import files_passed_over
 from spectrace.replay.lint.finding import LintFinding, Severity
 from spectrace.replay.lint.subject import Subject
 from spectrace.replay.missing import stand_in
+from spectrace.replay.spare import shapes_of
 from spectrace.tracer.fingerprint import tensor_fingerprint
 
 __all__ = ["contents", "files", "names", "problems"]
@@ -57,7 +58,7 @@ def names(subject: Subject) -> Iterator[LintFinding]:
     """Tensors that are not there, tensors that nothing reads, and those that are one and the same."""
     missing, unused = list(subject.draft.report.missing_tensors), list(subject.draft.report.unused_tensors)
     ours = {theirs: name for name, theirs in subject.draft.names.items()}
-    shapes = _expected_shapes(subject)
+    shapes = {subject.draft.names[name]: list(shape) for name, shape in shapes_of(subject.draft.spec).items()}
     for name in list(missing):
         found = _meant(name, shapes.get(name), unused, subject.stored.shapes)
         if found is None:
@@ -128,14 +129,6 @@ def _without(subject: Subject, name: str) -> str:
     """What comes of a tensor that is not there."""
     told = subject.profile and stand_in(subject.profile, name)
     return told or "engines say nothing, and take ones, the target's tensor, or whatever the memory held"
-
-
-def _expected_shapes(subject: Subject) -> Mapping[str, list[int]]:
-    from spectrace.engine.draft import DraftModel
-
-    with torch.device("meta"):
-        made = DraftModel(subject.draft.spec).state_dict()
-    return {subject.draft.names[name]: list(tensor.shape) for name, tensor in made.items()}
 
 
 def _meant(name: str, shape: list[int] | None, unused: list[str], shapes: Mapping[str, list[int]]) -> str | None:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from spectrace.engine.checkpoint import read_draft, read_embedding, read_head, read_tensor
-from spectrace.engine.draft import DraftModel
 from spectrace.engine.fields import Fields, read_config
 from spectrace.engine.layouts.names import stored_names
 from spectrace.engine.spec import DraftSpec, MlaSpec
 from spectrace.replay.missing import stand_in_of
 from spectrace.replay.profiles.profile import Departure, Given, Profile, Refusal, StandIn, TargetFacts
+from spectrace.replay.spare import shapes_of
 
 __all__ = ["Running", "facts_of", "given", "run_by", "weights_of"]
 
@@ -75,7 +75,7 @@ def run_by(profile: Profile, given: Given) -> Running:
             departures.append(one)
             spec = taken
     names = stored_names(given.held, spec)
-    expected = {name: names[name] for name in _tensors_of(spec)}
+    expected = {name: names[name] for name in shapes_of(spec)}
     replaced = dict(profile.replaces(given))
     if spec.draft_vocab == spec.target_vocab and names["d2t"] not in given.held:
         replaced["d2t"] = StandIn.IDENTITY
@@ -142,16 +142,9 @@ def _uncaptured(profile: Profile, given: Given) -> Iterator[Refusal]:
         yield refusal
 
 
-def _tensors_of(spec: DraftSpec) -> list[str]:
-    with torch.device("meta"):
-        return list(DraftModel(spec).state_dict())
-
-
 def weights_of(running: Running, given: Given, target: Path) -> dict[str, Tensor]:
     """The tensors that an engine computes with, by a `DraftModel`'s names, in float32; those of memory are NaN."""
-    with torch.device("meta"):
-        shapes = {name: tensor.shape for name, tensor in DraftModel(running.spec).state_dict().items()}
-    made = {name: _taken(running, given, target, name, shape) for name, shape in shapes.items()}
+    made = {name: _taken(running, given, target, name, shape) for name, shape in shapes_of(running.spec).items()}
     return {name: tensor.long() if name == "d2t" else tensor.float() for name, tensor in made.items()}
 
 
